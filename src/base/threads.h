@@ -1,0 +1,36 @@
+/*
+ * threads.h - a pool that runs one function on all its threads at once. Work is split by index,
+ * the same way each time: who computes a value never changes what it is.
+ */
+#ifndef LINNET_BASE_THREADS_H
+#define LINNET_BASE_THREADS_H
+
+#include "base/error.h"
+
+struct pool;
+
+typedef void (*pool_fn)(void *arg, int thread, int n_threads);
+
+/* n_threads counts the caller; 1 starts no thread. 0 takes the machine's (pool_default_threads). */
+linnet_status pool_create(int n_threads, struct pool **out, linnet_error *err);
+void pool_destroy(struct pool *pool);
+int pool_threads(const struct pool *pool);
+
+/* Processors this process may use (affinity mask and cgroup quota). At least 1. */
+int pool_default_threads(void);
+
+/* Runs fn(arg, 0..n-1, n) on all threads, the caller being thread 0; returns when all are done. */
+void pool_run(struct pool *pool, pool_fn fn, void *arg);
+
+/* The share [*begin, *end) of n items, in units of `grain`, that falls to a thread. */
+static inline void pool_share(int64_t n, int64_t grain, int thread, int n_threads, int64_t *begin,
+                              int64_t *end)
+{
+    int64_t units = (n + grain - 1) / grain;
+    *begin = units * thread / n_threads * grain;
+    *end = units * (thread + 1) / n_threads * grain;
+    if (*begin > n) *begin = n;
+    if (*end > n) *end = n;
+}
+
+#endif

@@ -1,0 +1,56 @@
+/*
+ * checkpoint.h - a model on disk, whatever its form: a GGUF file (or split set) or a directory as
+ * Hugging Face lays it out. One read-only checkpoint: metadata and a checked tensor table under
+ * one set of names (Hugging Face's: "model.layers.0.self_attn.q_proj.weight").
+ */
+#ifndef LINNET_FILE_CHECKPOINT_H
+#define LINNET_FILE_CHECKPOINT_H
+
+#include <jansson.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+
+struct gguf;
+
+enum { TENSOR_MAX_DIMS = 4 };
+
+struct tensor {
+    const char *name;
+    enum dtype dtype;
+    int n_dims;
+    int64_t shape[TENSOR_MAX_DIMS]; /* slowest first: a matrix is [rows, columns] */
+    const void *data;               /* read-only mapping; alignment not guaranteed */
+    size_t bytes;
+};
+
+struct checkpoint {
+    char *path;
+    struct gguf *gguf; /* NULL for a directory */
+    json_t *config;    /* config.json; NULL for GGUF, as are the next two where absent */
+    json_t *generation_config;
+    json_t *tokenizer_config;
+    const char *tokenizer_json; /* the bytes of tokenizer.json (mapping) or NULL */
+    size_t tokenizer_json_size;
+    /* Owned and NUL-terminated, NULL where there is none: chat_template.jinja before
+     * tokenizer_config's chat_template (in a list: the entry "default"), or
+     * tokenizer.chat_template. Templates may be long; the text is not yet parsed. */
+    char *chat_template;
+    size_t n_tensors;
+    struct tensor *tensors; /* sorted by name (strcmp), names unique */
+    void *internal;         /* mappings and name storage */
+};
+
+/*
+ * Opens a GGUF file or a directory. Fails with one message naming file and tensor or key, what was
+ * expected and what was found. Nothing outside the directory is opened (shard names with a slash
+ * or ".." are refused; so are links out of it). A stray shard that the index does not name is
+ * ignored. The caller frees with checkpoint_close.
+ */
+linnet_status checkpoint_open(const char *path, struct checkpoint **out, linnet_error *err);
+void checkpoint_close(struct checkpoint *cp);
+
+/* NULL if absent. */
+const struct tensor *checkpoint_find(const struct checkpoint *cp, const char *name);
+
+#endif
