@@ -162,6 +162,16 @@ static linnet_status check_cover(const struct header_reader *h, struct safetenso
     return LINNET_OK;
 }
 
+/* With what stands before the place, which as a rule shows the tensor's name. */
+static linnet_status bad_json(const char *name, const char *text, const json_error_t *error,
+                              linnet_error *err)
+{
+    enum { CONTEXT = 80 };
+    int end = error->position > 0 ? error->position : 0, begin = end > CONTEXT ? end - CONTEXT : 0;
+    return error_set(err, LINNET_FORMAT, "%s: header, byte %d: %s, after %.*s", name, end,
+                     error->text, end - begin, text + begin);
+}
+
 static linnet_status parse(const void *bytes, size_t size, const char *name, struct safetensors *s,
                            linnet_error *err)
 {
@@ -175,9 +185,7 @@ static linnet_status parse(const void *bytes, size_t size, const char *name, str
                          "of at most %d)",
                          name, size, MAX_HEADER);
     s->header = json_loadb((const char *)text, (size_t)n, JSON_REJECT_DUPLICATES, &error);
-    if (!s->header)
-        return error_set(err, LINNET_FORMAT, "%s: header, byte %d: %s", name, error.position,
-                         error.text);
+    if (!s->header) return bad_json(name, (const char *)text, &error, err);
     if (!json_is_object(s->header))
         return error_set(err, LINNET_FORMAT, "%s: header: expected a JSON object", name);
     size_t count = json_object_size(s->header);
