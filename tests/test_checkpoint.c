@@ -306,6 +306,14 @@ static void links(void **state)
     assert_int_equal(symlink("/etc/passwd", scratch_path(directory, "chat_template.jinja")), 0);
     refused(directory, LINNET_INVALID, "outside the model's directory");
     remove(scratch_path(directory, "chat_template.jinja"));
+    char sibling[96]; /* its path begins with the directory's */
+    snprintf(sibling, sizeof sibling, "%s-2", directory);
+    FILE *f = fopen(sibling, "w");
+    assert_true(f && fputs("{}", f) >= 0 && fclose(f) == 0);
+    assert_int_equal(symlink(sibling, scratch_path(directory, "tokenizer.json")), 0);
+    refused(directory, LINNET_INVALID, "outside the model's directory");
+    remove(sibling);
+    remove(scratch_path(directory, "tokenizer.json"));
     assert_int_equal(symlink("absent", scratch_path(directory, "tokenizer.json")), 0);
     refused(directory, LINNET_IO, "tokenizer.json");
     scratch_remove(directory);
