@@ -22,6 +22,8 @@ static bool dict_item(struct run *r, const struct dict *d, const char *name, str
 static bool bind_method(struct run *r, struct value self, const struct method *method,
                         struct value *out)
 {
+    *out = value_undefined(method->name);
+    if (!method->apply) return true; /* the immutable sandbox hides what changes its object */
     struct bound_method *bound = jinja_array(r, 1, sizeof *bound);
     if (!bound) return false;
     *bound = (struct bound_method){self, method};
@@ -380,11 +382,7 @@ bool jinja_call(struct run *r, struct value callee, const struct arguments *args
     if (caller) return jinja_fail(r, "only a macro can be called by a call block");
     switch (callee.kind) {
     case VALUE_FUNCTION: return callee.function->call(r, args, out);
-    case VALUE_METHOD:
-        if (!callee.method->method->apply)
-            return jinja_fail(r, "'%s' changes its object, which the sandbox refuses",
-                              callee.method->method->name);
-        return callee.method->method->apply(r, callee.method->self, args, out);
+    case VALUE_METHOD: return callee.method->method->apply(r, callee.method->self, args, out);
     case VALUE_JOINER:
         if (!callee.joiner->used) {
             callee.joiner->used = true;
@@ -413,7 +411,8 @@ bool jinja_call_node(struct run *r, const struct node *n, const struct macro *ca
     if (object.kind != VALUE_LOOP && object.kind != VALUE_CYCLER) {
         if (!jinja_attribute(r, object, name->name, &callee)) return false;
         if (callee.kind == VALUE_UNDEFINED)
-            return jinja_fail(r, "%s has no method '%s'", value_type_name(object), name->name);
+            return jinja_fail(r, "%s has no method '%s' (none that changes it is allowed)",
+                              value_type_name(object), name->name);
         return eval_arguments(r, n, &args) && jinja_call(r, callee, &args, caller, out);
     }
     if (!eval_arguments(r, n, &args)) return false;

@@ -165,7 +165,7 @@ struct test {
     bool has_other; /* takes one argument; the rest take none */
 };
 
-/* apply is NULL for methods that change their object: the sandbox refuses those. */
+/* apply is NULL for methods that change their object: the sandbox hides those. */
 struct method {
     const char *name;
     bool (*apply)(struct run *r, struct value self, const struct arguments *args,

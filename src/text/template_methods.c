@@ -112,8 +112,7 @@ static bool split_at_space(struct run *r, const struct text *t, int64_t limit, s
     while (at < t->size) {
         size_t end = at, next;
         if (limit >= 0 && (int64_t)p.count == limit)
-            return add_part(r, &p, t, at, text_back_over_space(t->bytes, at, t->size)) &&
-                   parts_done(r, &p, false, out);
+            return add_part(r, &p, t, at, t->size) && parts_done(r, &p, false, out);
         for (int32_t c; end < t->size; end += next) {
             next = utf8_decode(t->bytes, t->size, end, &c);
             if (code_point_is_space(c)) break;
@@ -131,7 +130,7 @@ static bool rsplit_at_space(struct run *r, const struct text *t, int64_t limit, 
     while (end > 0) {
         size_t begin = end;
         if (limit >= 0 && (int64_t)p.count == limit) {
-            if (!add_part(r, &p, t, text_skip_space(t->bytes, 0, end), end)) return false;
+            if (!add_part(r, &p, t, 0, end)) return false;
             break;
         }
         while (begin > 0) {
@@ -515,6 +514,23 @@ static bool method_rjust(struct run *r, struct value self, args_t args, struct v
     return justify(r, "rjust", self, args, false, out);
 }
 
+static bool method_zfill(struct run *r, struct value self, args_t args, struct value *out)
+{
+    static const char *const names[] = {"width"};
+    const struct text *t = self.text;
+    struct value slot;
+    struct builder b = {0};
+    int64_t width;
+    if (!jinja_bind(r, "zfill", args, names, 1, 1, &slot) ||
+        !jinja_need_int(r, "zfill", slot, &width))
+        return false;
+    size_t sign = t->size && (t->bytes[0] == '-' || t->bytes[0] == '+');
+    if (!build_text(r, &b, t, 0, sign)) return false;
+    for (width -= (int64_t)utf8_count(t->bytes, t->size); width > 0; width--)
+        if (!build(r, &b, "0", 1, false)) return false;
+    return build_text(r, &b, t, sign, t->size) && build_done(r, &b, out);
+}
+
 /* "{} {0} {name}".format(...), without format specifications. */
 static bool format_field(struct run *r, struct builder *b, const char *field, size_t size,
                          args_t args, size_t *next)
@@ -626,6 +642,7 @@ static const struct method string_methods[] = {
     {"join", method_join},
     {"ljust", method_ljust},
     {"rjust", method_rjust},
+    {"zfill", method_zfill},
     {"format", method_format},
     {0},
 };

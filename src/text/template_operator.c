@@ -189,7 +189,12 @@ static bool convert(struct run *r, struct builder *b, const struct conversion *c
     }
     if (!value_is_number(v, &f))
         return jinja_fail(r, "%%%c needs a number, not %s", c->kind, value_type_name(v));
-    if (strchr("diu", c->kind)) {
+    if (strchr("oxX", c->kind)) {
+        if (!value_is_integer(v, &i) || i < 0)
+            return jinja_fail(r, "%%%c needs an integer that is not negative", c->kind);
+        const char *number_format = c->kind == 'o' ? "%llo" : c->kind == 'x' ? "%llx" : "%llX";
+        snprintf(number, sizeof number, number_format, (unsigned long long)i);
+    } else if (strchr("diu", c->kind)) {
         if (v.kind == VALUE_FLOAT && !(f > -0x1p63 && f < 0x1p63)) return overflow(r);
         if (!value_is_integer(v, &i)) i = (int64_t)f;
         snprintf(format, sizeof format, "%%%slld", sign);
@@ -228,7 +233,7 @@ static bool read_conversion(struct run *r, const struct text *t, size_t *at, str
     }
     if (!ok) return jinja_fail(r, "a width or precision of more than 200 in a format");
     c->kind = *at < t->size ? t->bytes[*at] : 0;
-    if (!c->kind || !strchr("srdiufFeEgG%", c->kind))
+    if (!c->kind || !strchr("srdiuoxXfFeEgG%", c->kind))
         return jinja_fail(r, "unsupported conversion in a format; use %%s or %%d");
     (*at)++;
     return true;

@@ -59,10 +59,14 @@ size_t float_repr(double f, char out[FLOAT_TEXT])
         return (size_t)(at +
                         snprintf(out + at, 8, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent)));
     }
-    for (int i = exponent < 0 ? exponent : 0; i < n || i <= exponent + 1; i++) {
-        if (i == exponent + 1) out[at++] = '.';
-        out[at++] = i >= 0 && i < n ? digits[i] : '0';
-        if (exponent < 0 && i == exponent) out[at++] = '.';
+    if (exponent < 0) {
+        out[at++] = '0';
+        out[at++] = '.';
+        for (int i = -1; i > exponent; i--) out[at++] = '0';
+    }
+    for (int i = 0; i < n || i <= exponent + 1; i++) { /* at least one digit after the point */
+        if (i == exponent + 1 && i > 0) out[at++] = '.';
+        if (i < n || exponent >= 0) out[at++] = i < n ? digits[i] : '0';
     }
     out[at] = 0;
     return (size_t)at;
