@@ -19,7 +19,8 @@ struct decoder {
     struct vector *final_norm; /* [hidden] */
     struct matrix *head;       /* [vocab, hidden] */
     struct rope rope;
-    float *rope_rows; /* [max_tokens, head_dim] of the step */
+    float *rope_divisors; /* [head_dim / 2] from rope_freqs.weight, or NULL */
+    float *rope_rows;     /* [max_tokens, head_dim] of the step */
 };
 
 /* done of total weight bytes are loaded. */

@@ -60,6 +60,9 @@ struct matrix_part {
     int32_t interleaved;
 };
 
+/* The row of the file that holds row r of a head-interleaved matrix. */
+int64_t matrix_source_row(int64_t r, int32_t interleaved);
+
 struct backend; /* a device with its buffers and cache */
 struct matrix;  /* [rows, columns] weights in the backend's own layout */
 struct vector;  /* fp32 weights: norms, biases */
