@@ -4,6 +4,8 @@
 
 #include "base/memory.h"
 
+enum { COARSE_EDGE = 64 }; /* tokens */
+
 struct list {
     struct sequence *first, *last;
     int32_t count;
@@ -84,14 +86,10 @@ static void plan_tokens(struct scheduler *s, struct sequence *q, int32_t count)
  */
 static int32_t chunk_size(const struct sequence *q, int32_t room)
 {
-    static const int32_t edges[] = {64, BLOCK_TOKENS};
     int32_t begin = q->n_computed;
     if (q->n_known - begin <= room) return q->n_known - begin;
-    for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
-        int32_t end = (begin + room) / edges[i] * edges[i];
-        if (end > begin) return end - begin;
-    }
-    return room;
+    int32_t edge = room >= COARSE_EDGE ? COARSE_EDGE : room >= BLOCK_TOKENS ? BLOCK_TOKENS : 1;
+    return (begin + room) / edge * edge - begin;
 }
 
 /* A block for the newest token, at the expense of newer sequences. False: q itself had to go. */
@@ -217,8 +215,8 @@ void scheduler_add(struct scheduler *s, struct sequence *q)
 
 void scheduler_remove(struct scheduler *s, struct sequence *q)
 {
-    if (q->state == SEQUENCE_NEW || q->state == SEQUENCE_FINISHED) return;
-    list_unlink(is_running(q) ? &s->running : &s->waiting, q);
+    if (is_running(q)) list_unlink(&s->running, q);
+    if (q->state == SEQUENCE_WAITING) list_unlink(&s->waiting, q);
     release_blocks(s, q);
     q->state = SEQUENCE_FINISHED;
 }

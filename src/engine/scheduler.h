@@ -72,8 +72,8 @@ void scheduler_destroy(struct scheduler *s);
  * but the last one, must fit the pool alone. */
 void scheduler_add(struct scheduler *s, struct sequence *sequence);
 
-/* Finished or cancelled: takes it out wherever it is; its blocks are free at once. Not between
- * scheduler_plan and scheduler_commit. */
+/* Finished or cancelled: takes it out wherever it is (even if it was never added); its blocks are
+ * free at once. Not between scheduler_plan and scheduler_commit. */
 void scheduler_remove(struct scheduler *s, struct sequence *sequence);
 
 /*
