@@ -233,14 +233,14 @@ static struct cut find_cut(double *values, int32_t n, double need, bool by_mass)
 static double kth_largest(struct sampler *s, int32_t n, int32_t k)
 {
     int32_t limit = k < n / 4 ? 2 * k + CHUNK : n, used = 0;
-    double floor = -INFINITY; /* k values at least as large are known */
+    double bound = -INFINITY; /* k values at least as large are known */
     for (int32_t c = 0; c < chunks_of(n); c++) {
-        if (s->chunk[c] <= floor) continue;
+        if (s->chunk[c] <= bound) continue;
         for (int32_t i = c * CHUNK; i < (c + 1) * CHUNK; i++) {
-            if (!(s->x[i] > floor)) continue;
+            if (!(s->x[i] > bound)) continue;
             s->values[used++] = s->x[i];
             if (used < limit || used <= k) continue;
-            floor = find_cut(s->values, used, k, false).value;
+            bound = find_cut(s->values, used, k, false).value;
             used = k;
         }
     }
@@ -315,13 +315,13 @@ static double exp_chunk(const double *x, double max, double scale, double *out)
 
 /* ---- log-probabilities of the raw row ---- */
 
-/* x must hold the raw row, max be its maximum. The top leaves out padding and -infinity. */
+/* x holds the raw row, -infinity from n_allowed on. Leaves out what is -infinity. */
 static void find_top(struct sampler *s, int32_t n_allowed, int32_t n_top, double log_total,
                      struct sample *out)
 {
     out->n_top = 0;
     if (n_top <= 0 || n_allowed <= 0) return;
-    find_maxima(s, s->n_vocab);
+    find_maxima(s, n_allowed);
     double least = kth_largest(s, n_allowed, n_top);
     for (int32_t c = 0; c < chunks_of(n_allowed); c++) {
         if (s->chunk[c] < least) continue;
@@ -456,38 +456,33 @@ static double sum_chunks(struct sampler *s)
     return total;
 }
 
-/* Candidates and their weights, chunk sums beside them. *total is 0 if there are none. */
-static void weigh(struct sampler *s, const float *logits, const struct sampling *g,
-                  const struct sample_context *c, int32_t n, double *total)
+/* Candidates, their weights, chunk sums beside them. Returns the total, 0 if there are none. */
+static double weigh(struct sampler *s, const float *logits, const struct sampling *g,
+                    const struct sample_context *c, int32_t n)
 {
     double max = load_adjusted(s, logits, g, c, n);
-    *total = 0;
-    if (max == -INFINITY) return;
+    double total = 0;
+    if (max == -INFINITY) return 0;
     bool top_k = g->top_k > 0 && g->top_k < n;
     gather(s, n, top_k ? kth_largest(s, n, g->top_k) : -DBL_MAX);
     pad(s, s->n, -INFINITY);
     for (int32_t i = 0; i < chunks_of(s->n); i++) {
         double *x = s->x + i * CHUNK;
-        *total += s->chunk[i] = exp_chunk(x, max, 1.0 / g->temperature, x);
+        total += s->chunk[i] = exp_chunk(x, max, 1.0 / g->temperature, x);
     }
-    if (!(g->top_p < 1) && !(g->min_p > 0)) return;
-    cut_tail(s, *total, g->top_p, g->min_p);
-    *total = sum_chunks(s);
+    if (!(g->top_p < 1) && !(g->min_p > 0)) return total;
+    cut_tail(s, total, g->top_p, g->min_p);
+    return sum_chunks(s);
 }
 
 /* The first candidate, ids ascending, at which the running sum of weights passes `at`. */
 static int32_t draw(const struct sampler *s, double at)
 {
-    int32_t last = chunks_of(s->n) - 1, c = 0, id = -1;
-    while (last > 0 && !(s->chunk[last] > 0)) last--;
+    int32_t last = chunks_of(s->n) - 1, c = 0;
     for (; c < last && at >= s->chunk[c]; c++) at -= s->chunk[c];
-    for (int32_t i = c * CHUNK; i < s->n && i < (c + 1) * CHUNK; i++) {
-        if (!(s->x[i] > 0)) continue;
-        id = s->ids[i]; /* rounding may leave a rest behind the last one */
-        if (at < s->x[i]) break;
-        at -= s->x[i];
-    }
-    return id;
+    int32_t i = c * CHUNK, end = c < last ? i + CHUNK : s->n;
+    for (; i < end - 1 && at >= s->x[i]; i++) at -= s->x[i]; /* a rest by rounding: the last */
+    return s->ids[i];
 }
 
 /* The lowest id with the maximum after bias, penalties and bans; -1 if there is none. */
@@ -528,16 +523,14 @@ linnet_status sampler_choose(struct sampler *s, const float *logits,
     }
     if (settings->temperature > 0) {
         int64_t position = (int64_t)context->n_prompt + context->n_output;
-        double total;
-        weigh(s, logits, settings, context, n, &total);
-        out->id = -1;
-        if (total > 0)
-            out->id = draw(
-                s, total * random_uniform(settings->seed, (uint64_t)position, context->stream));
+        double u = random_uniform(settings->seed, (uint64_t)position, context->stream);
+        double total = weigh(s, logits, settings, context, n);
+        if (total == 0) return none_left(err);
+        out->id = draw(s, u * total);
     } else {
         out->id = choose_greedy(s, logits, settings, context, n, best);
+        if (out->id < 0) return none_left(err);
     }
-    if (out->id < 0) return none_left(err);
     if (n_logprobs >= 0) out->logprob = (float)(logits[out->id] - log_total);
     return LINNET_OK;
 }
@@ -559,9 +552,8 @@ linnet_status sampler_distribution(struct sampler *s, const float *logits,
         probabilities[id] = 1;
         return LINNET_OK;
     }
-    double total;
-    weigh(s, logits, settings, context, n, &total);
-    if (!(total > 0)) return none_left(err);
+    double total = weigh(s, logits, settings, context, n);
+    if (total == 0) return none_left(err);
     for (int32_t i = 0; i < s->n; i++) probabilities[s->ids[i]] = (float)(s->x[i] / total);
     return LINNET_OK;
 }

@@ -104,33 +104,55 @@ INLINE vec plain_weight(enum pack pack, const uint8_t *panel, int64_t c, int v)
     }
 }
 
+/* total (+)= acc: the end of a segment of columns. */
+INLINE void end_segment(int64_t first_column, float *total, const vec acc[VECS])
+{
+    for (int v = 0; v < VECS; v++) {
+        vec old = first_column ? v_load(total + v * LANES) : v_set(0);
+        v_store(total + v * LANES, old + acc[v]);
+    }
+}
+
+INLINE int64_t segment_end(int64_t first, int64_t columns)
+{
+    return columns - first < SEGMENT ? columns : first + SEGMENT;
+}
+
 INLINE void vector_groups(enum pack pack, const uint8_t *panel, const float *x, int64_t columns,
                           float *y)
 {
-    vec acc[VECS];
-    for (int v = 0; v < VECS; v++) acc[v] = v_set(0);
-    for (int64_t i = 0; i < columns / GROUP; i++) {
-        struct group g;
-        open_group(pack, panel, i, &g);
+    for (int64_t first = 0, end; first < columns; first = end) {
+        vec acc[VECS];
+        end = segment_end(first, columns);
+        for (int v = 0; v < VECS; v++) acc[v] = v_set(0);
+        for (int64_t c = first; c < end; c += GROUP) {
+            struct group g;
+            open_group(pack, panel, c / GROUP, &g);
 #pragma GCC unroll 32
-        for (int j = 0; j < GROUP; j++) {
-            vec xj = v_set(x[i * GROUP + j]);
-            for (int v = 0; v < VECS; v++) acc[v] = v_fma(group_weight(pack, &g, j, v), xj, acc[v]);
+            for (int j = 0; j < GROUP; j++) {
+                vec xj = v_set(x[c + j]);
+                for (int v = 0; v < VECS; v++)
+                    acc[v] = v_fma(group_weight(pack, &g, j, v), xj, acc[v]);
+            }
         }
+        end_segment(first, y, acc);
     }
-    for (int v = 0; v < VECS; v++) v_store(y + v * LANES, acc[v]);
 }
 
 INLINE void vector_plain(enum pack pack, const uint8_t *panel, const float *x, int64_t columns,
                          float *y)
 {
-    vec acc[VECS];
-    for (int v = 0; v < VECS; v++) acc[v] = v_set(0);
-    for (int64_t c = 0; c < columns; c++) {
-        vec xc = v_set(x[c]);
-        for (int v = 0; v < VECS; v++) acc[v] = v_fma(plain_weight(pack, panel, c, v), xc, acc[v]);
+    for (int64_t first = 0, end; first < columns; first = end) {
+        vec acc[VECS];
+        end = segment_end(first, columns);
+        for (int v = 0; v < VECS; v++) acc[v] = v_set(0);
+        for (int64_t c = first; c < end; c++) {
+            vec xc = v_set(x[c]);
+            for (int v = 0; v < VECS; v++)
+                acc[v] = v_fma(plain_weight(pack, panel, c, v), xc, acc[v]);
+        }
+        end_segment(first, y, acc);
     }
-    for (int v = 0; v < VECS; v++) v_store(y + v * LANES, acc[v]);
 }
 
 static void panel_vector(enum pack pack, const void *panel, const float *x, int64_t columns,
@@ -189,22 +211,24 @@ static void panel_expand(enum pack pack, const void *panel, int64_t columns, flo
 INLINE void matrix_tile(int tile, const float *w, const float *x, int64_t x_stride, int64_t columns,
                         float *y)
 {
-    vec acc[12][VECS];
+    for (int64_t first = 0, end; first < columns; first = end) {
+        vec acc[12][VECS];
+        end = segment_end(first, columns);
 #pragma GCC unroll 12
-    for (int t = 0; t < tile; t++)
-        for (int v = 0; v < VECS; v++) acc[t][v] = v_set(0);
-    for (int64_t c = 0; c < columns; c++) {
-        vec wc[VECS];
-        for (int v = 0; v < VECS; v++) wc[v] = v_load(w + c * PANEL + v * LANES);
+        for (int t = 0; t < tile; t++)
+            for (int v = 0; v < VECS; v++) acc[t][v] = v_set(0);
+        for (int64_t c = first; c < end; c++) {
+            vec wc[VECS];
+            for (int v = 0; v < VECS; v++) wc[v] = v_load(w + c * PANEL + v * LANES);
 #pragma GCC unroll 12
-        for (int t = 0; t < tile; t++) {
-            vec xc = v_set(x[t * x_stride + c]);
-            for (int v = 0; v < VECS; v++) acc[t][v] = v_fma(wc[v], xc, acc[t][v]);
+            for (int t = 0; t < tile; t++) {
+                vec xc = v_set(x[t * x_stride + c]);
+                for (int v = 0; v < VECS; v++) acc[t][v] = v_fma(wc[v], xc, acc[t][v]);
+            }
         }
-    }
 #pragma GCC unroll 12
-    for (int t = 0; t < tile; t++)
-        for (int v = 0; v < VECS; v++) v_store(y + t * PANEL + v * LANES, acc[t][v]);
+        for (int t = 0; t < tile; t++) end_segment(first, y + t * PANEL, acc[t]);
+    }
 }
 
 static void panel_matrix(const float *w, const float *x, int64_t x_stride, int64_t n,

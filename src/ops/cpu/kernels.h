@@ -3,8 +3,9 @@
  * through one table; and the layout of weights that they read (pack.c).
  *
  * Weights are kept in panels of 16 rows, columns running in order, so that a vector's lanes are
- * rows: each output element is one chain of fused multiply-adds over ascending columns, the same
- * for 1 token and for 512, for 8 lanes and for 16.
+ * rows. Each output element is a chain of fused multiply-adds over ascending columns, cut into
+ * segments of 256 columns that are added in ascending order (a shorter chain loses fewer bits):
+ * the same for 1 token and for 512, for 8 lanes and for 16.
  */
 #ifndef LINNET_OPS_CPU_KERNELS_H
 #define LINNET_OPS_CPU_KERNELS_H
@@ -13,6 +14,7 @@
 #include "ops/ops.h"
 
 enum { PANEL = 16 };       /* rows of a panel */
+enum { SEGMENT = 256 };    /* columns of a chain */
 enum { GROUP = 32 };       /* columns of a group of quantized weights */
 enum { SUPER_GROUPS = 8 }; /* groups of a K-quant super-block */
 

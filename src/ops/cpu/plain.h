@@ -1,6 +1,7 @@
 /*
  * plain.h - the small operations that the goldens name, one row at a time, in the plainest C:
- * the reference for every backend. Sums run in ascending order in fp32, as the formulas are read.
+ * the reference for every backend. Sums run in double, so that what they give is the formula's
+ * value and not an order's.
  */
 #ifndef LINNET_OPS_CPU_PLAIN_H
 #define LINNET_OPS_CPU_PLAIN_H

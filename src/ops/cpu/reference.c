@@ -1,6 +1,6 @@
 /*
  * reference.c - the plain backend: read it top to bottom to learn what the model computes. One
- * thread, fp32 weights and activations, every sum in ascending order, no vector code.
+ * thread, fp32 weights and activations, sums in double, no vector code.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -43,18 +43,18 @@ struct backend {
 
 void plain_rmsnorm(const float *x, const float *weight, int32_t n, float eps, float *out)
 {
-    float sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += x[i] * x[i];
-    float scale = 1.0f / sqrtf(sum / (float)n + eps);
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
+    float scale = (float)(1 / sqrt(sum / n + eps));
     for (int32_t i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
 void plain_matvec(const float *w, const float *x, int64_t rows, int64_t columns, float *out)
 {
     for (int64_t r = 0; r < rows; r++) {
-        float sum = 0;
-        for (int64_t c = 0; c < columns; c++) sum += w[r * columns + c] * x[c];
-        out[r] = sum;
+        double sum = 0;
+        for (int64_t c = 0; c < columns; c++) sum += (double)w[r * columns + c] * x[c];
+        out[r] = (float)sum;
     }
 }
 
@@ -243,13 +243,14 @@ static void attend(struct backend *b, const float *q, const int32_t *block_table
                    int32_t kv_head, int32_t n, float *out)
 {
     int32_t head_dim = b->shape.head_dim;
-    float scale = 1.0f / sqrtf((float)head_dim), max = -INFINITY, sum = 0;
+    float scale = 1.0f / sqrtf((float)head_dim), max = -INFINITY;
+    double sum = 0;
     for (int32_t i = 0; i < n; i++) {
         int32_t slot = block_table[i / KV_BLOCK] * KV_BLOCK + i % KV_BLOCK;
         const float *k = b->k + slot_offset(b, layer, slot) + kv_head * head_dim;
-        float dot = 0;
-        for (int32_t d = 0; d < head_dim; d++) dot += q[d] * k[d];
-        b->scores[i] = dot * scale;
+        double dot = 0;
+        for (int32_t d = 0; d < head_dim; d++) dot += (double)q[d] * k[d];
+        b->scores[i] = (float)dot * scale;
         if (b->scores[i] > max) max = b->scores[i];
     }
     for (int32_t i = 0; i < n; i++) {
@@ -260,7 +261,7 @@ static void attend(struct backend *b, const float *q, const int32_t *block_table
     for (int32_t i = 0; i < n; i++) {
         int32_t slot = block_table[i / KV_BLOCK] * KV_BLOCK + i % KV_BLOCK;
         const float *v = b->v + slot_offset(b, layer, slot) + kv_head * head_dim;
-        float p = b->scores[i] / sum;
+        float p = (float)(b->scores[i] / sum);
         for (int32_t d = 0; d < head_dim; d++) out[d] += p * v[d];
     }
 }
