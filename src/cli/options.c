@@ -367,6 +367,15 @@ linnet_status options_parse(int argc, char **argv, struct options *options, linn
     return check_belonging(options, err);
 }
 
+linnet_status options_assign(struct options *options, const char *name, const char *text,
+                             linnet_error *err)
+{
+    int id = find_long(name, strlen(name));
+    if (id < 0 || !belongs(&option_table[id], options->command))
+        return unknown_option(name, options->command, err);
+    return store(options, (enum option_id)id, name, text, err);
+}
+
 void options_free(struct options *options)
 {
     free(options->arguments.items);

@@ -148,6 +148,11 @@ extern const struct option_spec option_table[OPTION_COUNT];
 linnet_status options_parse(int argc, char **argv, struct options *options, linnet_error *err);
 void options_free(struct options *options);
 
+/* Sets one option of `command` by its long name, as if it stood on the command line. The text must
+ * live as long as the options do. */
+linnet_status options_assign(struct options *options, const char *name, const char *text,
+                             linnet_error *err);
+
 /* Byte count of "1500", "2G", "512MiB" (both letters and "iB" forms are powers of 1024); false if
  * it is none. */
 bool options_size(const char *text, int64_t *bytes);
