@@ -322,7 +322,7 @@ static int speeds(struct bench *b)
     b->bandwidth = linnet_measure_bandwidth(b->session.plan.threads);
     size_t n = b->prompts.n + b->batches.n;
     for (size_t i = 0; i < n; i++) {
-        struct row row;
+        struct row row = {0};
         if (i < b->prompts.n)
             status = prefill(b, b->prompts.items[i], &row, &err);
         else
