@@ -79,7 +79,8 @@ linnet_status error_prefix(linnet_error *err, const char *format, ...)
     va_end(args);
     memcpy(old, err->message, sizeof old);
     int n = snprintf(err->message, sizeof err->message, "%s: ", prefix);
-    snprintf(err->message + n, sizeof err->message - (size_t)n, "%s", old);
+    int room = (int)sizeof err->message - n - 1; /* a long old message loses its end */
+    snprintf(err->message + n, (size_t)room + 1, "%.*s", room, old);
     clean(err->message);
     return err->status;
 }

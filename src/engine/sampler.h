@@ -6,6 +6,10 @@
  * stay) -> top_p (smallest set reaching p, on the top_k result) -> min_p (relative to the maximum)
  * -> softmax. A choice depends on the logits, the settings, and (seed, position, stream) alone.
  * Ties in the maximum go to the lowest id. The vocabulary is never sorted as a whole.
+ *
+ * The draw: u = random_uniform(seed, n_prompt + n_output, stream); the chosen token is the first,
+ * ids ascending, at which the running sum of weights passes u * their total. Weights and sums are
+ * doubles, in an order and with an exponential that are the same on every machine.
  */
 #ifndef LINNET_ENGINE_SAMPLER_H
 #define LINNET_ENGINE_SAMPLER_H
@@ -15,6 +19,7 @@
 
 enum { SAMPLER_MAX_LOGPROBS = 20 };
 
+/* In range, as checked when the request came: all finite, repetition_penalty > 0. */
 struct sampling {
     float temperature;                         /* 0: greedy */
     int32_t top_k;                             /* 0: off */
@@ -23,7 +28,7 @@ struct sampling {
     float repetition_penalty;                  /* 1: off */
     float presence_penalty, frequency_penalty; /* 0: off */
     uint64_t seed;
-    const linnet_logit_bias *bias;
+    const linnet_logit_bias *bias; /* clamped to +-1e4, added up; ids out of range: ignored */
     int32_t n_bias;
 };
 
@@ -44,7 +49,8 @@ struct sample {
     struct {
         int32_t id;
         float logprob;
-    } top[SAMPLER_MAX_LOGPROBS]; /* the highest raw ones, descending, ties by id */
+    } top[SAMPLER_MAX_LOGPROBS]; /* the highest raw ones, descending, ties by id; fewer than asked
+                                    for if -infinity and ids >= n_allowed leave no more */
 };
 
 /* Working memory for one thread: reserved once for a vocabulary. */
@@ -55,8 +61,9 @@ void sampler_destroy(struct sampler *s);
 /*
  * Chooses a token from logits[0..n_vocab), which stay untouched. n_logprobs < 0: no
  * log-probabilities (the fields stay unset); 0..20: the chosen one's and that many of the top.
- * LINNET_NUMERIC if a logit is NaN or +infinity, or all are -infinity: the request must end with
- * that error. Allocates nothing.
+ * LINNET_NUMERIC if a logit is NaN or +infinity, or all are -infinity, or all that are not are
+ * banned or padding: the request must end with that error. A logit of -infinity is never chosen.
+ * Allocates nothing.
  */
 linnet_status sampler_choose(struct sampler *s, const float *logits,
                              const struct sampling *settings, const struct sample_context *context,

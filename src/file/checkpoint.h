@@ -43,9 +43,12 @@ struct checkpoint {
 
 /*
  * Opens a GGUF file or a directory. Fails with one message naming file and tensor or key, what was
- * expected and what was found. Nothing outside the directory is opened (shard names with a slash
- * or ".." are refused; so are links out of it). A stray shard that the index does not name is
- * ignored. The caller frees with checkpoint_close.
+ * expected and what was found. Weights: model.safetensors.index.json and the shards it names
+ * before model.safetensors; a stray shard is ignored, a tensor that is not where the index puts it
+ * is refused. Nothing outside the directory is opened: names of shards are plain names, and a
+ * symbolic link must lead to a file inside, or from CACHE/snapshots/REVISION to CACHE/blobs (the
+ * layout of Hugging Face's downloads). The files are mapped: they must not be changed in place
+ * while the checkpoint is open. The caller frees with checkpoint_close.
  */
 linnet_status checkpoint_open(const char *path, struct checkpoint **out, linnet_error *err);
 void checkpoint_close(struct checkpoint *cp);

@@ -34,7 +34,8 @@ struct view {
     size_t size;
 };
 
-/* An array of the metadata: `count` elements of type `element`, all inside the file. */
+/* An array of the metadata: `count` elements of type `element`, all inside the file (strings
+ * included: a walk over `count` of them stays within `size`). No array of arrays is ever opened. */
 struct gguf_array {
     enum gguf_type element;
     size_t count;
@@ -42,7 +43,12 @@ struct gguf_array {
     size_t size;         /* bytes of data */
 };
 
-/* Opens `path` (for a split file: any part; the others are found beside it and checked). */
+/*
+ * Opens `path` (for a split file: any part; the others are found beside it and checked). Of the
+ * vocabulary it is checked that tokens and merges are strings (a merge is "left right"),
+ * token_type i32 and scores f32, one a token, and bos, eos, eot and eom ids are below the number
+ * of tokens. Tokens need not be UTF-8. Keys and tensor names are UTF-8 without NUL, each unique.
+ */
 linnet_status gguf_open(const char *path, struct gguf **out, linnet_error *err);
 /* The same over bytes in memory, which must outlive it (tests, fuzzing). No split files. */
 linnet_status gguf_open_memory(const void *bytes, size_t size, const char *name, struct gguf **out,

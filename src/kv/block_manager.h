@@ -45,15 +45,15 @@ void block_hold(struct block_manager *m, int32_t block);
 /* A block for new tokens, held once, its old content forgotten; -1 if none is free. */
 int32_t block_take(struct block_manager *m);
 
-/* One holder less. At 0 the block goes to the tail of the free list. To let a sequence's tail die
- * first, release its blocks from last to first. */
+/* One holder less of a held block. At 0 the block goes to the tail of the free list. To let a
+ * sequence's tail die first, release its blocks from last to first. */
 void block_release(struct block_manager *m, int32_t block);
 
 /*
  * Makes a held block findable: it now holds the keys and values of tokens[0..16), which follow the
  * (registered) block `parent` (-1: they start the sequence). Does nothing if prefix caching is off,
- * if the parent is not registered, or if an equal block is already known (then the older stays the
- * one that is found).
+ * if the parent is not registered, or if the block is registered already. If an equal block is
+ * known, the older stays the one that is found, and this one stands for it as a parent.
  */
 void block_register(struct block_manager *m, int32_t block, int32_t parent, const int32_t *tokens,
                     uint64_t key);

@@ -85,7 +85,7 @@ linnet_status detokenizer_create(const struct tokenizer *t,
 void detokenizer_destroy(struct detokenizer *d);
 
 /*
- * Adds one id. *text/*size: what may now be given out (possibly nothing), valid until the next
+ * Adds one id. *text and *size: what may now be given out (possibly nothing), valid until the next
  * call. Returns true once a stop string has been completed: the earliest-completed one wins, the
  * text given out ends before it, and nothing more must be pushed.
  */
