@@ -229,16 +229,16 @@ static linnet_status prefill(struct bench *b, int64_t n_prompt, struct row *row,
     if (!status && total <= 0)
         status = error_set(err, LINNET_INTERNAL, "the engine measured no time for a prefill");
     int64_t budget = b->session.plan.max_num_batched_tokens;
-    double steps = (double)((n_prompt + budget - 1) / budget);
+    int64_t steps = (n_prompt + budget - 1) / budget;
     const linnet_model_info *info = &b->session.info;
     *row = (struct row){
         .what = "prefill",
         .batch = 1,
         .prompt = n_prompt,
-        .step_s = total / steps,
+        .step_s = total / (double)steps,
         .tokens_s = (double)n_prompt / total,
         .bytes = weights_read(info),
-        .flops = step_flops(info, (double)n_prompt, 1, (double)n_prompt / 2) / steps,
+        .flops = step_flops(info, (double)n_prompt, 1, (double)n_prompt / 2) / (double)steps,
     };
     return status;
 }
