@@ -61,6 +61,272 @@ LINNET_API const char *linnet_status_name(linnet_status status);
 /* "0.1.0". Static storage. */
 LINNET_API const char *linnet_version(void);
 
+/* Frees what this library returned as char * or int32_t *. NULL is allowed. */
+LINNET_API void linnet_free(void *memory);
+
+/* ---- model ------------------------------------------------------------------------------- */
+
+typedef struct linnet_model linnet_model;
+
+/*
+ * Opens a GGUF file, a directory as Hugging Face lays it out, or a name found in $LINNET_MODELS or
+ * $XDG_DATA_HOME/linnet/models (with or without ".gguf"). NULL: the one that script/quickstart
+ * installed there. Reads metadata, tokenizer and template; weights stay in the file until an
+ * engine loads them. Close it after its engines.
+ */
+LINNET_API linnet_status linnet_model_open(const char *path, linnet_model **out, linnet_error *err);
+
+/* A bare tokenizer.json: only the functions of "text" work with it. */
+LINNET_API linnet_status linnet_model_open_tokenizer(const char *path, linnet_model **out,
+                                                     linnet_error *err);
+
+/*
+ * A model of a published shape with random weights made in memory (needs no file, has no
+ * tokenizer): "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-0.6b", "llama-3.2-1b",
+ * "smollm2-135m". dtype: "bf16", "f16", "f32", "q8_0", "q4_0", "q4_1". For benchmarks.
+ */
+LINNET_API linnet_status linnet_model_random(const char *shape, const char *dtype, uint64_t seed,
+                                             linnet_model **out, linnet_error *err);
+LINNET_API void linnet_model_close(linnet_model *model);
+
+typedef struct linnet_model_info {
+    const char *path;         /* as found; owned by the model, like the other strings */
+    const char *name;         /* short name for people */
+    const char *architecture; /* "llama", "qwen2", "qwen3" */
+    const char *dtype;        /* of most of the weights: "Q4_1" */
+    int32_t n_layers, hidden_size, intermediate_size, n_heads, n_kv_heads, head_dim;
+    int32_t vocab_size;     /* rows of the output matrix */
+    int32_t context_length; /* tokens the model was made for */
+    int64_t n_parameters, weight_bytes;
+    bool has_tokenizer, has_chat_template;
+} linnet_model_info;
+
+LINNET_API void linnet_model_get_info(const linnet_model *model, linnet_model_info *info);
+
+/* Everything in the file as one JSON object (metadata, tensors, tokenizer): `inspect`'s source. */
+LINNET_API linnet_status linnet_model_describe(const linnet_model *model, char **json,
+                                               linnet_error *err);
+
+/* ---- text -------------------------------------------------------------------------------- */
+
+enum {
+    LINNET_ADD_SPECIAL = 1,   /* what the tokenizer itself adds (BOS) */
+    LINNET_PARSE_SPECIAL = 2, /* control tokens written in the text become tokens */
+    LINNET_SKIP_SPECIAL = 4   /* decoding: control tokens give no text */
+};
+
+/* *ids is malloc'ed: linnet_free. n is in bytes; the text may contain NUL. */
+LINNET_API linnet_status linnet_tokenize(const linnet_model *model, const char *text, size_t n,
+                                         unsigned flags, int32_t **ids, size_t *n_ids,
+                                         linnet_error *err);
+LINNET_API linnet_status linnet_detokenize(const linnet_model *model, const int32_t *ids, size_t n,
+                                           unsigned flags, char **text, size_t *size,
+                                           linnet_error *err);
+
+/*
+ * Renders a chat with the model's template. `request` is a JSON object with "messages" and
+ * optionally "tools", "add_generation_prompt" (default true), "chat_template_kwargs"; contents may
+ * be strings or lists of {"type":"text"} parts (joined with nothing between). Text of messages
+ * never becomes control tokens. *rendered (may be NULL) is the text, *ids its tokens.
+ */
+LINNET_API linnet_status linnet_chat_tokenize(const linnet_model *model, const char *request,
+                                              size_t n, char **rendered, int32_t **ids,
+                                              size_t *n_ids, linnet_error *err);
+
+/* ---- engine ------------------------------------------------------------------------------ */
+
+typedef struct linnet_engine linnet_engine;
+
+/* Called on the thread that loads: done of total bytes. Must return soon. */
+typedef void (*linnet_progress_fn)(void *user, int64_t done, int64_t total);
+
+typedef struct linnet_engine_options {
+    const char *device;             /* "auto", "cpu", "cuda", "cuda:N"; NULL: auto */
+    int32_t threads;                /* 0: what this machine gives */
+    int32_t max_model_len;          /* tokens of one sequence; 0: the model's, within memory */
+    int32_t max_num_seqs;           /* sequences in one step; 0: 64 */
+    int32_t max_num_batched_tokens; /* tokens in one step; 0: 512 */
+    int64_t kv_cache_memory;        /* bytes; 0: enough for max_model_len, or more if it is small */
+    bool no_prefix_caching;
+    bool enforce_eager; /* GPU: no graphs. Changes no bit */
+    linnet_progress_fn progress;
+    void *progress_user;
+} linnet_engine_options;
+
+/* What an engine with these options will take, known before anything is loaded. Bytes. */
+typedef struct linnet_plan {
+    const char *device; /* "cpu (avx2)"; static storage */
+    int64_t weights, kv_cache, activations, total, available;
+    int32_t n_blocks, block_tokens, max_model_len, max_num_seqs, max_num_batched_tokens, threads;
+    int64_t kv_bytes_per_token;
+} linnet_plan;
+
+/* LINNET_MEMORY or LINNET_TOO_LONG, with the numbers and the largest length that would fit. */
+LINNET_API linnet_status linnet_engine_plan(const linnet_model *model,
+                                            const linnet_engine_options *options, linnet_plan *plan,
+                                            linnet_error *err);
+
+/* Loads the weights, reserves all memory, starts the engine's thread. */
+LINNET_API linnet_status linnet_engine_create(linnet_model *model,
+                                              const linnet_engine_options *options,
+                                              linnet_engine **out, linnet_error *err);
+/* Cancels what runs (its last events are still delivered), stops the thread, frees all. */
+LINNET_API void linnet_engine_destroy(linnet_engine *engine);
+LINNET_API void linnet_engine_get_plan(const linnet_engine *engine, linnet_plan *plan);
+
+/* ---- requests ---------------------------------------------------------------------------- */
+
+typedef struct linnet_logit_bias {
+    int32_t id;
+    float bias; /* added to the logit; clamped to +-1e4 */
+} linnet_logit_bias;
+
+typedef struct linnet_sampling {
+    float temperature;        /* 0: greedy */
+    float top_p;              /* 1: off */
+    float min_p;              /* 0: off */
+    int32_t top_k;            /* 0: off */
+    float repetition_penalty; /* 1: off */
+    float presence_penalty;   /* 0: off */
+    float frequency_penalty;  /* 0: off */
+    uint64_t seed;
+    bool has_seed; /* without: a random one for each request */
+    const linnet_logit_bias *logit_bias;
+    size_t n_logit_bias;
+} linnet_sampling;
+
+/* What generation_config.json (or the GGUF's general.sampling.*) recommends; else temperature 1. */
+LINNET_API void linnet_sampling_defaults(const linnet_model *model, linnet_sampling *sampling);
+
+typedef enum linnet_finish {
+    LINNET_FINISH_NONE = 0,
+    LINNET_FINISH_STOP,   /* an end token, a stop id or a stop string */
+    LINNET_FINISH_LENGTH, /* max_tokens, or the context is full */
+    LINNET_FINISH_CANCELLED,
+    LINNET_FINISH_ERROR
+} linnet_finish;
+
+/* "stop", "length", "cancelled", "error". Static storage. */
+LINNET_API const char *linnet_finish_name(linnet_finish finish);
+
+typedef struct linnet_logprob {
+    int32_t id;
+    float logprob; /* of the model's raw distribution */
+} linnet_logprob;
+
+typedef enum linnet_event_type {
+    LINNET_EVENT_PROMPT,  /* more of the prompt has been read (once a step) */
+    LINNET_EVENT_TOKEN,   /* one more token; text may be empty while characters are incomplete */
+    LINNET_EVENT_FINISHED /* the last event of a choice */
+} linnet_event_type;
+
+typedef struct linnet_timings {
+    double queued_s, prefill_s, decode_s; /* up to the first step, to the first token, from there */
+} linnet_timings;
+
+/* Everything in an event lives only during the call. */
+typedef struct linnet_event {
+    linnet_event_type type;
+    uint64_t request;
+    int32_t choice;        /* 0..n-1 */
+    int32_t prompt_tokens; /* length of the prompt */
+    int32_t prompt_done;   /* how much of it is in the cache */
+    int32_t cached_tokens; /* how much of it came from the prefix cache */
+    int32_t completion_tokens;
+    int32_t token;    /* TOKEN only */
+    const char *text; /* TOKEN and FINISHED: whole characters that may be shown now */
+    size_t text_size;
+    bool has_logprobs;
+    float logprob;
+    const linnet_logprob *top; /* descending */
+    size_t n_top;
+    linnet_finish finish;      /* FINISHED only, like what follows */
+    const linnet_error *error; /* with LINNET_FINISH_ERROR */
+    linnet_timings timings;
+    int32_t preemptions;
+} linnet_event;
+
+/*
+ * Called on the engine's thread, for one request in order. Must not block, and must not call
+ * linnet_engine_destroy; submit and cancel are allowed.
+ */
+typedef void (*linnet_event_fn)(void *user, const linnet_event *event);
+
+typedef struct linnet_request {
+    const int32_t *prompt; /* token ids, at least one */
+    size_t n_prompt;
+    linnet_sampling sampling;
+    int32_t n;          /* answers, sharing the prompt's blocks; 0 means 1 */
+    int32_t max_tokens; /* 0: as many as the context takes */
+    int32_t min_tokens; /* no end token before */
+    bool ignore_eos;
+    bool include_stop;        /* leave the stop string in the text */
+    bool keep_special_tokens; /* give out control tokens as text */
+    const char *const *stop;  /* stop strings */
+    size_t n_stop;
+    const int32_t *stop_ids;
+    size_t n_stop_ids;
+    int32_t logprobs; /* how many of the top; with want_logprobs; at most 20 */
+    bool want_logprobs;
+    linnet_event_fn on_event;
+    void *user;
+} linnet_request;
+
+/*
+ * Hands a request over; everything in it is copied. A request that can never run is refused here:
+ * LINNET_TOO_LONG with both numbers, LINNET_INVALID for ids or settings out of range.
+ */
+LINNET_API linnet_status linnet_engine_submit(linnet_engine *engine, const linnet_request *request,
+                                              uint64_t *id, linnet_error *err);
+
+/* Ends a request within one step; its choices finish with LINNET_FINISH_CANCELLED. Unknown or
+ * finished ids are ignored. */
+LINNET_API void linnet_engine_cancel(linnet_engine *engine, uint64_t id);
+
+typedef struct linnet_stats {
+    int32_t n_running, n_waiting; /* sequences */
+    int32_t n_blocks, n_blocks_free;
+    int64_t n_steps, n_preemptions;
+    int64_t prompt_tokens, cached_tokens, generated_tokens;
+    double step_seconds;    /* sum over all steps */
+    double last_step_age_s; /* since the loop last turned; grows only if it is stuck */
+} linnet_stats;
+LINNET_API void linnet_engine_get_stats(linnet_engine *engine, linnet_stats *stats);
+
+/* ---- checking and measuring -------------------------------------------------------------- */
+
+typedef struct linnet_check_row {
+    const char *operation, *device, *dtype, *shape;
+    double max_abs, rms_rel, bound;
+    bool pass;
+} linnet_check_row;
+typedef void (*linnet_check_fn)(void *user, const linnet_check_row *row);
+
+/*
+ * Compares every operation of a device with the plain reference and, if model is not NULL, the
+ * model's logits on both. Calls on_row for each; *n_failed counts those that did not pass.
+ */
+LINNET_API linnet_status linnet_check(linnet_model *model, const char *device, int32_t threads,
+                                      linnet_check_fn on_row, void *user, int32_t *n_failed,
+                                      linnet_error *err);
+
+typedef struct linnet_ladder_row {
+    const char *stage; /* "no cache", "contiguous cache", "paged cache", ... */
+    int32_t n_tokens;
+    double seconds;
+} linnet_ladder_row;
+typedef void (*linnet_ladder_fn)(void *user, const linnet_ladder_row *row);
+
+/* Greedy decoding of n_tokens after n_prompt tokens by each stage of the design, simplest first;
+ * fails with LINNET_INTERNAL if two stages give different tokens. */
+LINNET_API linnet_status linnet_ladder(linnet_model *model, const linnet_engine_options *options,
+                                       int32_t n_prompt, int32_t n_tokens, linnet_ladder_fn on_row,
+                                       void *user, linnet_error *err);
+
+/* Read bandwidth of this machine's memory in bytes a second, by `threads` at once (0: all), over a
+ * buffer far larger than the caches. Takes about a second. */
+LINNET_API double linnet_measure_bandwidth(int32_t threads);
+
 #ifdef __cplusplus
 }
 #endif

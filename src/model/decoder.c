@@ -1,0 +1,252 @@
+#include "model/decoder.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "model/weights.h"
+
+/* ---- the forward pass, in model order ----------------------------------------------------- */
+
+static void prepare_rope(struct decoder *d, const struct step *s)
+{
+    int32_t head_dim = d->config->shape.head_dim;
+    for (int32_t t = 0; t < s->n_tokens; t++) {
+        int32_t length = s->rope_lens ? s->rope_lens[t] : 0;
+        rope_row(&d->rope, s->positions[t], length, d->rope_rows + (size_t)t * (size_t)head_dim);
+    }
+}
+
+static void ignore(void *user, const char *operation, int32_t layer)
+{
+    (void)user, (void)operation, (void)layer;
+}
+
+linnet_status decoder_step_observed(struct decoder *d, const struct step *s,
+                                    decoder_observe_fn observe, void *user, linnet_error *err)
+{
+    const struct ops *ops = d->ops;
+    struct backend *b = d->backend;
+    prepare_rope(d, s);
+    ops->embed(b, s, d->embedding);
+    observe(user, "embed", -1);
+    for (int32_t i = 0; i < d->config->shape.n_layers; i++) {
+        const struct layer *layer = &d->layers[i];
+        ops->qkv(b, s, i, layer, d->rope_rows);
+        observe(user, "qkv", i);
+        ops->attention(b, s, i);
+        observe(user, "attention", i);
+        ops->o_proj(b, s, layer);
+        observe(user, "o_proj", i);
+        ops->gate_up(b, s, layer);
+        observe(user, "gate_up", i);
+        ops->down(b, s, layer);
+        observe(user, "down", i);
+    }
+    if (s->n_logits > 0) ops->head(b, s, d->final_norm, d->head);
+    observe(user, "head", -1);
+    return ops->finish(b, err);
+}
+
+linnet_status decoder_step(struct decoder *d, const struct step *s, linnet_error *err)
+{
+    return decoder_step_observed(d, s, ignore, NULL, err);
+}
+
+const float *decoder_logits(const struct decoder *d, int32_t i)
+{
+    return d->ops->logits(d->backend, i);
+}
+
+/* ---- loading ------------------------------------------------------------------------------ */
+
+struct loader {
+    struct decoder *d;
+    decoder_progress_fn progress;
+    void *user;
+    int64_t done, total;
+    linnet_error *err;
+    linnet_status status;
+};
+
+static void loaded(struct loader *l, const struct tensor *t)
+{
+    l->done += (int64_t)t->bytes;
+    if (l->progress) l->progress(l->user, l->done, l->total);
+}
+
+/*
+ * Stacks up to three tensors (NULL ends the list) into one matrix. Of the stack's rows the first
+ * `turned` (those of q and k) are interleaved by heads of `head_dim`; a file that has q, k and v
+ * in one tensor needs it cut there.
+ */
+static struct matrix *load_stacked(struct loader *l, const struct tensor *const *tensors, int n,
+                                   int64_t turned, int32_t head_dim)
+{
+    struct matrix_part parts[4];
+    struct matrix *m = NULL;
+    int n_parts = 0;
+    int64_t row = 0;
+    if (l->status != LINNET_OK) return NULL;
+    for (int i = 0; i < n && tensors[i]; i++) {
+        const struct tensor *t = tensors[i];
+        int64_t rows = t->shape[0], columns = t->shape[1],
+                row_bytes = dtype_bytes(t->dtype, columns);
+        int64_t head = row >= turned ? 0 : rows < turned - row ? rows : turned - row;
+        const char *data = t->data;
+        if (head) parts[n_parts++] = (struct matrix_part){t->dtype, data, head, columns, head_dim};
+        if (head < rows)
+            parts[n_parts++] =
+                (struct matrix_part){t->dtype, data + head * row_bytes, rows - head, columns, 0};
+        row += rows;
+    }
+    l->status = l->d->ops->load_matrix(l->d->backend, parts, n_parts, &m, l->err);
+    for (int i = 0; i < n && tensors[i]; i++) loaded(l, tensors[i]);
+    return m;
+}
+
+static struct matrix *load_one(struct loader *l, const struct tensor *t)
+{
+    return load_stacked(l, &t, 1, 0, 0);
+}
+
+/* The same for vectors, as fp32. */
+static struct vector *load_vectors(struct loader *l, const struct tensor *const *tensors, int n,
+                                   int64_t turned, int32_t head_dim)
+{
+    int64_t count = 0, at = 0;
+    struct vector *v = NULL;
+    if (l->status != LINNET_OK || !tensors[0]) return NULL;
+    for (int i = 0; i < n && tensors[i]; i++) count += tensors[i]->shape[0];
+    float *raw = mem_new((size_t)count * 2, sizeof(float)), *values = raw + count;
+    if (!raw) {
+        l->status = error_memory(l->err, "a weight vector", (size_t)count * 2 * sizeof(float));
+        return NULL;
+    }
+    for (int i = 0; i < n && tensors[i]; at += tensors[i++]->shape[0]) {
+        dtype_to_f32(tensors[i]->dtype, tensors[i]->data, tensors[i]->shape[0], raw + at);
+        loaded(l, tensors[i]);
+    }
+    for (int64_t r = 0; r < count; r++)
+        values[r] = raw[r < turned ? matrix_source_row(r, head_dim) : r];
+    l->status = l->d->ops->load_vector(l->d->backend, values, count, &v, l->err);
+    free(raw);
+    return v;
+}
+
+static struct vector *load_norm(struct loader *l, const struct tensor *t)
+{
+    return load_vectors(l, &t, 1, 0, 0);
+}
+
+static void load_layer(struct loader *l, const struct layer_tensors *t, bool interleaved,
+                       struct layer *out)
+{
+    const struct shape *s = &l->d->config->shape;
+    int64_t turned = interleaved ? (int64_t)(s->n_heads + s->n_kv_heads) * s->head_dim : 0;
+    const struct tensor *gate_up[2] = {t->gate, t->up};
+    out->input_norm = load_norm(l, t->input_norm);
+    out->qkv = load_stacked(l, t->qkv, 3, turned, s->head_dim);
+    out->qkv_bias = load_vectors(l, t->bias, 3, turned, s->head_dim);
+    out->q_norm = load_norm(l, t->q_norm);
+    out->k_norm = load_norm(l, t->k_norm);
+    out->o_proj = load_one(l, t->o_proj);
+    out->o_bias = load_norm(l, t->o_bias);
+    out->post_norm = load_norm(l, t->post_norm);
+    out->gate_up = load_stacked(l, gate_up, 2, 0, 0);
+    out->down = load_one(l, t->down);
+}
+
+static linnet_status load_rope(struct decoder *d, const struct tensor *freqs, linnet_error *err)
+{
+    const struct shape *s = &d->config->shape;
+    if (freqs) {
+        d->rope_divisors = mem_new((size_t)s->head_dim / 2, sizeof(float));
+        if (!d->rope_divisors)
+            return error_memory(err, "RoPE frequencies", (size_t)s->head_dim * 2);
+        dtype_to_f32(freqs->dtype, freqs->data, s->head_dim / 2, d->rope_divisors);
+    }
+    d->rope_rows = mem_new((size_t)d->limits.max_tokens * (size_t)s->head_dim, sizeof(float));
+    if (!d->rope_rows)
+        return error_memory(err, "RoPE rows",
+                            (size_t)d->limits.max_tokens * (size_t)s->head_dim * sizeof(float));
+    return rope_create(&d->config->rope, s->head_dim, d->limits.max_context, d->rope_divisors,
+                       &d->rope, err);
+}
+
+static void load_all(struct loader *l, const struct checkpoint *cp, const struct weights *w)
+{
+    struct decoder *d = l->d;
+    const struct tensor *e = w->embedding;
+    struct matrix_part embedding = {e->dtype, e->data, e->shape[0], e->shape[1], 0};
+    l->status = d->ops->load_embedding(d->backend, &embedding, &d->embedding, l->err);
+    bool interleaved = cp->gguf && d->config->arch == ARCH_LLAMA; /* and in no other files */
+    for (int32_t i = 0; i < d->config->shape.n_layers; i++)
+        load_layer(l, &w->layers[i], interleaved, &d->layers[i]);
+    d->final_norm = load_norm(l, w->final_norm);
+    d->head = load_one(l, w->head);
+}
+
+linnet_status decoder_create(const struct checkpoint *cp, const struct model_config *config,
+                             const struct ops *ops, struct pool *pool, const struct limits *limits,
+                             decoder_progress_fn progress, void *user, struct decoder **out,
+                             linnet_error *err)
+{
+    struct weights w;
+    linnet_status status = weights_bind(cp, config, &w, err);
+    if (status != LINNET_OK) return status;
+    struct decoder *d = mem_new(1, sizeof *d);
+    struct layer *layers = mem_new((size_t)config->shape.n_layers, sizeof *layers);
+    if (!d || !layers) {
+        free(d);
+        free(layers);
+        weights_free(&w);
+        return error_memory(err, "the decoder", sizeof *d);
+    }
+    *d = (struct decoder){.config = config, .ops = ops, .limits = *limits, .layers = layers};
+    status = load_rope(d, w.rope_freqs, err);
+    if (status == LINNET_OK) status = ops->open(&config->shape, limits, pool, &d->backend, err);
+    if (status == LINNET_OK) {
+        struct loader l = {.d = d, .progress = progress, .user = user, .err = err};
+        for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;
+        load_all(&l, cp, &w);
+        if (progress) progress(user, l.total, l.total);
+        status = l.status;
+    }
+    weights_free(&w);
+    if (status != LINNET_OK) {
+        decoder_destroy(d);
+        return status;
+    }
+    *out = d;
+    return LINNET_OK;
+}
+
+void decoder_destroy(struct decoder *d)
+{
+    if (!d) return;
+    if (d->backend) d->ops->close(d->backend);
+    rope_destroy(&d->rope);
+    free(d->rope_divisors);
+    free(d->rope_rows);
+    free(d->layers);
+    free(d);
+}
+
+linnet_status decoder_check_tensors(const struct checkpoint *cp, const struct model_config *config,
+                                    const struct ops *ops, int64_t *weight_bytes, linnet_error *err)
+{
+    struct weights w;
+    linnet_status status = weights_bind(cp, config, &w, err);
+    if (status != LINNET_OK) return status;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < cp->n_tensors; i++) {
+        const struct tensor *t = &cp->tensors[i];
+        if (t->n_dims != 2)
+            bytes += t->shape[0] * (int64_t)sizeof(float);
+        else if (t != w.embedding || w.head == w.embedding)
+            bytes += ops->matrix_bytes(t->dtype, t->shape[0], t->shape[1]);
+    }
+    weights_free(&w);
+    *weight_bytes = bytes;
+    return LINNET_OK;
+}

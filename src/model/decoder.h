@@ -1,0 +1,58 @@
+/*
+ * decoder.h - the model: a pure function of a step, the weights and the cache. It knows no
+ * request, no scheduler and no text.
+ */
+#ifndef LINNET_MODEL_DECODER_H
+#define LINNET_MODEL_DECODER_H
+
+#include "model/config.h"
+#include "model/rope.h"
+#include "ops/ops.h"
+
+struct decoder {
+    const struct model_config *config;
+    const struct ops *ops;
+    struct backend *backend;
+    struct limits limits;
+    struct matrix *embedding;  /* [vocab, hidden] */
+    struct layer *layers;      /* [n_layers] */
+    struct vector *final_norm; /* [hidden] */
+    struct matrix *head;       /* [vocab, hidden] */
+    struct rope rope;
+    float *rope_divisors; /* [head_dim / 2] from rope_freqs.weight, or NULL */
+    float *rope_rows;     /* [max_tokens, head_dim] of the step */
+};
+
+/* done of total weight bytes are loaded. */
+typedef void (*decoder_progress_fn)(void *user, int64_t done, int64_t total);
+
+/*
+ * Binds every tensor of the checkpoint to its place (missing, extra or misshapen ones are
+ * refused), loads them into a backend of `ops`, reserves cache and buffers.
+ */
+linnet_status decoder_create(const struct checkpoint *cp, const struct model_config *config,
+                             const struct ops *ops, struct pool *pool, const struct limits *limits,
+                             decoder_progress_fn progress, void *user, struct decoder **out,
+                             linnet_error *err);
+void decoder_destroy(struct decoder *d);
+
+/* Checks names and shapes of all tensors without loading; *weight_bytes: what the backend will
+ * keep of them. */
+linnet_status decoder_check_tensors(const struct checkpoint *cp, const struct model_config *config,
+                                    const struct ops *ops, int64_t *weight_bytes,
+                                    linnet_error *err);
+
+/*
+ * Runs a step and waits for it. Logits of wanted row i: decoder_logits(d, i), [vocab], valid until
+ * the next step. Fails only if the device does. Allocates nothing.
+ */
+linnet_status decoder_step(struct decoder *d, const struct step *s, linnet_error *err);
+const float *decoder_logits(const struct decoder *d, int32_t i);
+
+/* Looks at buffers between operations: called after "embed", "qkv", "attention", "o_proj",
+ * "gate_up", "down", "head" of each layer (-1 outside layers). For tests and check. */
+typedef void (*decoder_observe_fn)(void *user, const char *operation, int32_t layer);
+linnet_status decoder_step_observed(struct decoder *d, const struct step *s,
+                                    decoder_observe_fn observe, void *user, linnet_error *err);
+
+#endif

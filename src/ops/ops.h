@@ -1,0 +1,152 @@
+/*
+ * ops.h - the backend contract: everything the model computes is a step, and a backend runs it in
+ * about a dozen operations. decoder.c calls them in model order; how one is built from kernels is
+ * the backend's own affair.
+ *
+ * Promise of every backend (docs/numerics.md): each output row depends only on its own inputs, bit
+ * for bit. Neither n_tokens, nor the other sequences, nor where blocks lie, nor the number of
+ * threads may change it.
+ */
+#ifndef LINNET_OPS_OPS_H
+#define LINNET_OPS_OPS_H
+
+#include "base/dtype.h"
+#include "base/error.h"
+
+struct pool;
+
+enum { KV_BLOCK = 16 }; /* tokens a cache block; the block manager's BLOCK_TOKENS */
+
+/* n_tokens tokens of any mix of sequences: prefill, a chunk of one, decode, or all at once. */
+struct step {
+    int32_t n_tokens, n_seqs, n_logits;
+    int32_t max_blocks;          /* row length of block_tables */
+    const int32_t *token_ids;    /* [n_tokens] */
+    const int32_t *positions;    /* [n_tokens] absolute position in its sequence */
+    const int32_t *slot_mapping; /* [n_tokens] block * 16 + offset: where its K and V are stored */
+    const int32_t *query_start;  /* [n_seqs + 1] first token of each sequence in the step */
+    const int32_t
+        *context_lens; /* [n_seqs] tokens in the cache once this step has stored its own */
+    const int32_t *block_tables; /* [n_seqs, max_blocks] physical block of each logical block */
+    const int32_t *logit_rows;   /* [n_logits] the tokens whose logits are wanted */
+    /* [n_tokens] or NULL: the sequence length by which dynamic RoPE scaling turns that token (see
+     * rope.h). Other models do not read it. */
+    const int32_t *rope_lens;
+};
+
+/* What a backend must know of a model. */
+struct shape {
+    int32_t n_layers, hidden, intermediate;
+    int32_t n_heads, n_kv_heads, head_dim;
+    int32_t vocab;  /* rows of the output matrix */
+    float norm_eps; /* RMSNorm's, inside the root */
+};
+
+struct limits {
+    int32_t max_tokens; /* in a step */
+    int32_t max_logits; /* rows of logits in a step */
+    int32_t max_seqs;
+    int32_t max_context; /* tokens of one sequence */
+    int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
+};
+
+/* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
+struct matrix_part {
+    enum dtype dtype;
+    const void *data;
+    int64_t rows, columns;
+    /* > 0: rows of each head of this size are interleaved for RoPE, as Llama GGUF files have them:
+     * file row 2i + j is row i + j * size / 2 of the head. Loading puts them right. */
+    int32_t interleaved;
+};
+
+/* The row of the file that holds row r of a head-interleaved matrix. */
+int64_t matrix_source_row(int64_t r, int32_t interleaved);
+
+struct backend; /* a device with its buffers and cache */
+struct matrix;  /* [rows, columns] weights in the backend's own layout */
+struct vector;  /* fp32 weights: norms, biases */
+
+/* One layer's weights. NULL where the model has none. */
+struct layer {
+    struct vector *input_norm;      /* [hidden] */
+    struct matrix *qkv;             /* [(n_heads + 2 n_kv_heads) head_dim, hidden] */
+    struct vector *qkv_bias;        /* [(n_heads + 2 n_kv_heads) head_dim] */
+    struct vector *q_norm, *k_norm; /* [head_dim], before RoPE (Qwen3) */
+    struct matrix *o_proj;          /* [hidden, n_heads head_dim] */
+    struct vector *o_bias;          /* [hidden] */
+    struct vector *post_norm;       /* [hidden] */
+    struct matrix *gate_up;         /* [2 intermediate, hidden]: gate's rows, then up's */
+    struct matrix *down;            /* [hidden, intermediate] */
+};
+
+/* The activations that may be looked at between operations (tests, check). */
+enum buffer {
+    BUFFER_X,     /* [n_tokens, hidden] residual stream */
+    BUFFER_Q,     /* [n_tokens, n_heads * head_dim] after RoPE */
+    BUFFER_ATTN,  /* [n_tokens, n_heads * head_dim] before o_proj */
+    BUFFER_ACT,   /* [n_tokens, intermediate] silu(gate) * up */
+    BUFFER_LOGITS /* [n_logits, vocab] */
+};
+
+/*
+ * The table. Operations are enqueued in order and return nothing; `finish` waits for them and says
+ * whether any failed. All memory is reserved by open and load_*.
+ */
+struct ops {
+    const char *name; /* "reference", "cpu", "cuda" */
+
+    /* `pool` is the caller's and outlives the backend; a device backend may ignore it. */
+    linnet_status (*open)(const struct shape *shape, const struct limits *limits, struct pool *pool,
+                          struct backend **out, linnet_error *err);
+    void (*close)(struct backend *b); /* frees its matrices and vectors too */
+
+    /* Parts have equal columns and are stacked by rows. part->data is not needed afterwards, except
+     * by load_embedding, which may go on reading it. */
+    linnet_status (*load_matrix)(struct backend *b, const struct matrix_part *parts, int n_parts,
+                                 struct matrix **out, linnet_error *err);
+    linnet_status (*load_embedding)(struct backend *b, const struct matrix_part *part,
+                                    struct matrix **out, linnet_error *err);
+    linnet_status (*load_vector)(struct backend *b, const float *values, int64_t n,
+                                 struct vector **out, linnet_error *err);
+
+    /* Bytes, for the plan made before anything is loaded. */
+    int64_t (*matrix_bytes)(enum dtype dtype, int64_t rows, int64_t columns);
+    int64_t (*cache_bytes)(const struct shape *shape, int32_t n_blocks);
+    int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits);
+
+    /* x = rows of the embedding */
+    void (*embed)(struct backend *b, const struct step *s, const struct matrix *embedding);
+    /* RMSNorm, one GEMM, bias, q/k norm, RoPE by rope [n_tokens, head_dim] (cos of the first half
+     * of the dimensions, then sin), K and V into their slots of this layer's cache */
+    void (*qkv)(struct backend *b, const struct step *s, int32_t layer, const struct layer *w,
+                const float *rope);
+    /* paged grouped-query attention over the block table; scores scaled by head_dim^-0.5 */
+    void (*attention)(struct backend *b, const struct step *s, int32_t layer);
+    /* x += attn W^T (+ bias) */
+    void (*o_proj)(struct backend *b, const struct step *s, const struct layer *w);
+    /* RMSNorm, one GEMM for gate and up, act = silu(gate) * up */
+    void (*gate_up)(struct backend *b, const struct step *s, const struct layer *w);
+    /* x += act W^T */
+    void (*down)(struct backend *b, const struct step *s, const struct layer *w);
+    /* RMSNorm and GEMM on the wanted rows -> logits */
+    void (*head)(struct backend *b, const struct step *s, const struct vector *norm,
+                 const struct matrix *w);
+    linnet_status (*finish)(struct backend *b, linnet_error *err);
+
+    /* After finish. Logits of wanted row i: [vocab] fp32 in host memory, until the next step. */
+    const float *(*logits)(struct backend *b, int32_t i);
+    void (*read_buffer)(struct backend *b, enum buffer which, int32_t row, float *out);
+    /* K and V of one slot: [n_kv_heads, head_dim] each */
+    void (*read_kv)(struct backend *b, int32_t layer, int32_t slot, float *k, float *v);
+};
+
+extern const struct ops ops_reference; /* plain C, top to bottom readable */
+extern const struct ops ops_cpu;       /* vector code, chosen at run time */
+
+/* The instruction set that ops_cpu uses here: "avx512", "avx2", "generic". `force` (tests): one of
+ * these names, or NULL for the best; false if the machine cannot. */
+const char *ops_cpu_kernels(void);
+bool ops_cpu_force(const char *name);
+
+#endif
