@@ -12,6 +12,9 @@ struct device {
 
 linnet_status find_device(const char *name, struct device *out, linnet_error *err);
 
+/* Bytes that this process may still take: the machine's and its control group's. */
+int64_t available_memory(void);
+
 struct limits plan_limits(const linnet_plan *plan);
 
 #endif

@@ -35,8 +35,7 @@ static int64_t read_figure(const char *path, const char *key)
     return value;
 }
 
-/* Bytes that this process may still take: the machine's and its control group's. */
-static int64_t available_memory(void)
+int64_t available_memory(void)
 {
     int64_t kilobytes = read_figure("/proc/meminfo", "MemAvailable:");
     int64_t available = kilobytes < 0 ? INT64_MAX : kilobytes * 1024;

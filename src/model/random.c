@@ -8,14 +8,7 @@
 #include "base/strbuf.h"
 
 /* From the published config.json files. */
-struct published {
-    const char *name, *type;
-    int hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, context;
-    double theta, eps;
-    bool tied;
-};
-
-static const struct published shapes[] = {
+static const struct random_shape shapes[] = {
     {"qwen2.5-0.5b", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, true},
     {"qwen2.5-1.5b", "qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 32768, 1e6, 1e-6, true},
     {"qwen2.5-7b", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e6, 1e-6, false},
@@ -50,7 +43,7 @@ static void add(struct table *t, int64_t rows, int64_t columns, const char *form
     t->n++;
 }
 
-static void list_tensors(const struct published *p, struct table *t)
+static void list_tensors(const struct random_shape *p, struct table *t)
 {
     static const char *const names[] = {"q", "k", "v"};
     add(t, p->vocab, p->hidden, "model.embed_tokens.weight");
@@ -74,7 +67,7 @@ static void list_tensors(const struct published *p, struct table *t)
     }
 }
 
-static json_t *config_of(const struct published *p)
+static json_t *config_of(const struct random_shape *p)
 {
     return json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:b}", "model_type",
                      p->type, "hidden_size", p->hidden, "intermediate_size", p->intermediate,
@@ -132,7 +125,7 @@ static void fill(const struct tensor *t, uint8_t *data, uint64_t seed, uint64_t 
     }
 }
 
-static const struct published *find_shape(const char *name, linnet_error *err)
+static const struct random_shape *find_shape(const char *name, linnet_error *err)
 {
     struct strbuf known = {0};
     for (int i = 0; i < N_SHAPES; i++) {
@@ -144,11 +137,26 @@ static const struct published *find_shape(const char *name, linnet_error *err)
     return NULL;
 }
 
+int32_t random_shape_count(void)
+{
+    return N_SHAPES;
+}
+
+const struct random_shape *random_shape_at(int32_t i)
+{
+    return &shapes[i];
+}
+
 linnet_status random_checkpoint(const char *shape, enum dtype dtype, uint64_t seed,
                                 struct checkpoint **out, linnet_error *err)
 {
-    const struct published *p = find_shape(shape, err);
-    if (!p) return LINNET_INVALID;
+    const struct random_shape *p = find_shape(shape, err);
+    return p ? random_checkpoint_of(p, dtype, seed, out, err) : LINNET_INVALID;
+}
+
+linnet_status random_checkpoint_of(const struct random_shape *p, enum dtype dtype, uint64_t seed,
+                                   struct checkpoint **out, linnet_error *err)
+{
     if (dtype > DTYPE_Q4_1)
         return error_set(err, LINNET_INVALID,
                          "random weights come as F32, F16, BF16, Q8_0, Q4_0 or Q4_1, not %s",

@@ -1,0 +1,252 @@
+/*
+ * check.c - a device against the plain reference: each operation on layers of published widths
+ * with random weights, then a model's logits, then the model's goldens where there are some.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "base/threads.h"
+#include "engine/check_internal.h"
+#include "model/random.h"
+#include "model/simple.h"
+
+void check_report(struct check *c, const char *operation, const char *dtype, const char *shape,
+                  double max_abs, double rms_rel, double bound)
+{
+    linnet_check_row row = {operation, c->device.text, dtype, shape,
+                            max_abs,   rms_rel,        bound, rms_rel <= bound};
+    if (!row.pass) c->n_failed++; /* NaN fails too */
+    c->on_row(c->user, &row);
+}
+
+void check_compare(struct check *c, const char *operation, const char *dtype, const char *shape,
+                   const float *got, const float *want, size_t n, double bound)
+{
+    double max = 0, sum = 0, sum_want = 0;
+    for (size_t i = 0; i < n; i++) {
+        double d = fabs((double)got[i] - want[i]);
+        if (!(d <= max)) max = d;
+        sum += d * d;
+        sum_want += (double)want[i] * want[i];
+    }
+    check_report(c, operation, dtype, shape, max, sqrt(sum / (sum_want > 0 ? sum_want : 1)), bound);
+}
+
+double check_bound(int64_t longest_sum)
+{
+    return 0x1p-22 * sqrt((double)longest_sum);
+}
+
+/* ---- one layer, operation by operation ------------------------------------------------------- */
+
+enum { TOKENS = 37 }; /* more than two blocks, and no whole tile */
+
+/* A decoder on the device and one on the reference, fed with the same step. */
+struct pair {
+    struct check *check;
+    const struct model_config *config;
+    struct pool *pool;
+    struct decoder *device, *reference;
+    const char *dtype;
+    char shape[64];
+    float *got, *want; /* room for the widest comparison */
+    float *kept;       /* what the device gave, operation by operation */
+    size_t n_kept, at;
+};
+
+/* The values that an operation has left: all rows of its buffer, or of the cache. */
+static size_t collect(const struct decoder *d, const char *operation, int32_t layer, float *out)
+{
+    const struct shape *s = &d->config->shape;
+    size_t q = (size_t)(s->n_heads * s->head_dim), kv = (size_t)(s->n_kv_heads * s->head_dim),
+           n = 0;
+    enum buffer which = BUFFER_X;
+    size_t width = (size_t)s->hidden;
+    int32_t rows = TOKENS;
+    if (strcmp(operation, "qkv") == 0) which = BUFFER_Q, width = q;
+    if (strcmp(operation, "attention") == 0) which = BUFFER_ATTN, width = q;
+    if (strcmp(operation, "gate_up") == 0) which = BUFFER_ACT, width = (size_t)s->intermediate;
+    if (strcmp(operation, "head") == 0) which = BUFFER_LOGITS, width = (size_t)s->vocab, rows = 1;
+    for (int32_t i = 0; i < rows; i++, n += width)
+        d->ops->read_buffer(d->backend, which, i, out + n);
+    if (which == BUFFER_Q)
+        for (int32_t i = 0; i < rows; i++, n += 2 * kv)
+            d->ops->read_kv(d->backend, layer, i, out + n, out + n + kv);
+    return n;
+}
+
+static void keep(void *user, const char *operation, int32_t layer)
+{
+    struct pair *p = user;
+    p->n_kept += collect(p->device, operation, layer, p->kept + p->n_kept);
+}
+
+static void compare(void *user, const char *operation, int32_t layer)
+{
+    struct pair *p = user;
+    const struct shape *s = &p->config->shape;
+    size_t n = collect(p->reference, operation, layer, p->want);
+    int64_t longest = s->hidden > s->intermediate ? s->hidden : s->intermediate;
+    double bound = strcmp(operation, "embed") == 0 ? 0 : check_bound(longest);
+    check_compare(p->check, operation, p->dtype, p->shape, p->kept + p->at, p->want, n, bound);
+    p->at += n;
+}
+
+static size_t widest(const struct shape *s)
+{
+    size_t a_token = (size_t)(s->hidden + s->intermediate + s->vocab) +
+                     (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
+    return a_token * TOKENS;
+}
+
+static linnet_status run_pair(struct pair *p, linnet_error *err)
+{
+    int32_t ids[TOKENS], positions[TOKENS], lens[TOKENS], query_start[2] = {0, TOKENS}, n = TOKENS;
+    int32_t last = TOKENS - 1, blocks[(TOKENS + KV_BLOCK - 1) / KV_BLOCK];
+    for (int32_t i = 0; i < TOKENS; i++) {
+        ids[i] = (int32_t)(random_u64(1, (uint64_t)i, 0) % (uint64_t)p->config->shape.vocab);
+        positions[i] = i;
+        lens[i] = TOKENS;
+    }
+    for (int32_t i = 0; i * KV_BLOCK < TOKENS; i++) blocks[i] = i;
+    struct step s = {.n_tokens = TOKENS,
+                     .n_seqs = 1,
+                     .n_logits = 1,
+                     .max_blocks = (TOKENS + KV_BLOCK - 1) / KV_BLOCK,
+                     .token_ids = ids,
+                     .positions = positions,
+                     .slot_mapping = positions,
+                     .query_start = query_start,
+                     .context_lens = &n,
+                     .block_tables = blocks,
+                     .logit_rows = &last,
+                     .rope_lens = lens};
+    linnet_status status = decoder_step_observed(p->device, &s, keep, p, err);
+    return status ? status : decoder_step_observed(p->reference, &s, compare, p, err);
+}
+
+static linnet_status check_layer(struct check *c, const struct random_shape *shape,
+                                 enum dtype dtype, linnet_error *err)
+{
+    static const struct limits limits = {
+        .max_tokens = TOKENS, .max_logits = 1, .max_seqs = 1, .max_context = 48, .n_blocks = 3};
+    struct checkpoint *cp;
+    struct model_config config;
+    struct pair p = {.check = c, .config = &config, .pool = c->pool, .dtype = dtype_name(dtype)};
+    snprintf(p.shape, sizeof p.shape, "%s, %d tokens", shape->name, TOKENS);
+    linnet_status status = random_checkpoint_of(shape, dtype, 1, &cp, err);
+    if (status) return status;
+    status = model_config_read(cp, &config, err);
+    if (!status)
+        status = decoder_create(cp, &config, c->device.ops, c->pool, &limits, NULL, NULL, &p.device,
+                                err);
+    if (!status)
+        status = decoder_create(cp, &config, &ops_reference, c->pool, &limits, NULL, NULL,
+                                &p.reference, err);
+    if (!status) {
+        p.want = mem_new(widest(&config.shape), sizeof(float));
+        p.kept = mem_new(widest(&config.shape) * 2, sizeof(float));
+        if (!p.want || !p.kept)
+            status = error_memory(err, "the comparison", widest(&config.shape) * 3 * sizeof(float));
+    }
+    if (!status) status = run_pair(&p, err);
+    free(p.want);
+    free(p.kept);
+    decoder_destroy(p.device);
+    decoder_destroy(p.reference);
+    checkpoint_close(cp);
+    return status;
+}
+
+/* Layers of the published models, one each, with a small vocabulary. */
+static linnet_status check_operations(struct check *c, linnet_error *err)
+{
+    static const enum dtype dtypes[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16,
+                                        DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1};
+    linnet_status status = LINNET_OK;
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes && !status; i++) {
+        for (int32_t j = 0; j < random_shape_count() && !status; j++) {
+            struct random_shape shape = *random_shape_at(j);
+            if (dtypes[i] != DTYPE_BF16 && j > 0) break; /* widths once, types once */
+            shape.layers = 1;
+            shape.vocab = 1024;
+            status = check_layer(c, &shape, dtypes[i], err);
+        }
+    }
+    return status;
+}
+
+/* ---- a model ----------------------------------------------------------------------------------
+ */
+
+/* The same prompt on both, all rows of logits. */
+static linnet_status check_model(struct check *c, linnet_model *m, linnet_error *err)
+{
+    static const struct limits limits = {
+        .max_tokens = 32, .max_logits = 32, .max_seqs = 1, .max_context = 32, .n_blocks = 2};
+    const struct shape *s = &m->config.shape;
+    int32_t ids[24], n = 24;
+    char shape[64];
+    size_t count = (size_t)n * (size_t)s->vocab;
+    float *logits[2] = {mem_new(count, sizeof(float)), mem_new(count, sizeof(float))};
+    const struct ops *ops[2] = {c->device.ops, &ops_reference};
+    linnet_status status = logits[0] && logits[1]
+                               ? LINNET_OK
+                               : error_memory(err, "the logits", 2 * count * sizeof(float));
+    for (int32_t i = 0; i < n; i++)
+        ids[i] = (int32_t)(random_u64(2, (uint64_t)i, 0) % (uint64_t)s->vocab);
+    for (int i = 0; i < 2 && !status; i++) {
+        struct decoder *d = NULL;
+        struct simple *simple = NULL;
+        status = decoder_create(m->checkpoint, &m->config, ops[i], c->pool, &limits, NULL, NULL, &d,
+                                err);
+        if (!status) status = simple_create(d, &simple, err);
+        if (!status) status = simple_forward(simple, ids, n, 0, n, 0, true, logits[i], err);
+        simple_destroy(simple);
+        decoder_destroy(d);
+    }
+    snprintf(shape, sizeof shape, "[%d, %d]", n, s->vocab);
+    /* the layers' errors add up like independent ones */
+    double bound = check_bound((int64_t)s->hidden * s->n_layers);
+    if (!status) check_compare(c, "logits", m->dtype, shape, logits[0], logits[1], count, bound);
+    free(logits[0]);
+    free(logits[1]);
+    return status;
+}
+
+/* The reference keeps fp32 weights: refuse before the machine starts to swap. */
+static linnet_status check_memory(const linnet_model *m, linnet_error *err)
+{
+    int64_t need = 0, left = available_memory();
+    linnet_status status =
+        decoder_check_tensors(m->checkpoint, &m->config, &ops_reference, &need, err);
+    if (!status && need > left - left / 8)
+        status = error_set(err, LINNET_MEMORY,
+                           "the plain reference of %s takes %lld bytes and %lld are free: check a "
+                           "smaller model of this kind",
+                           m->name, (long long)need, (long long)left);
+    return status;
+}
+
+linnet_status linnet_check(linnet_model *model, const char *device, int32_t threads,
+                           linnet_check_fn on_row, void *user, int32_t *n_failed, linnet_error *err)
+{
+    struct check c = {.on_row = on_row, .user = user};
+    linnet_status status = find_device(device, &c.device, err);
+    if (!status && model && !model->checkpoint)
+        status = error_set(err, LINNET_INVALID, "%s is a tokenizer: a model is needed to check one",
+                           model->path);
+    if (!status) status = pool_create(threads, &c.pool, err);
+    if (status) return status;
+    status = check_operations(&c, err);
+    if (!status && model) status = check_memory(model, err);
+    if (!status && model) status = check_model(&c, model, err);
+    if (!status && model) status = check_goldens(&c, model, err);
+    pool_destroy(c.pool);
+    *n_failed = c.n_failed;
+    return status;
+}

@@ -1,0 +1,162 @@
+/* check_golden.c - a model against results that were computed elsewhere and lie beside it. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "engine/check_internal.h"
+#include "file/safetensors.h"
+#include "model/simple.h"
+
+struct golden {
+    json_t *json;
+    struct safetensors arrays;
+    bool has_arrays;
+    char directory[1024], name[256];
+    struct simple *simple;
+    float *logits; /* [vocab] */
+};
+
+/* The files' names: NAME for a directory, gguf-NAME for a GGUF file; in golden/ beside or above. */
+static bool find_golden(const linnet_model *m, struct golden *g)
+{
+    char path[1400];
+    static const char *const places[] = {"golden", "../golden", "../../golden"};
+    size_t end = strlen(m->path);
+    while (end > 0 && m->path[end - 1] == '/') end--;
+    while (end > 0 && m->path[end - 1] != '/') end--;
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(g->directory, sizeof g->directory, "%.*s%s", (int)(end < 900 ? end : 900), m->path,
+                 places[i]);
+        snprintf(g->name, sizeof g->name, "%s%s", m->checkpoint->gguf ? "gguf-" : "", m->name);
+        snprintf(path, sizeof path, "%s/%s.json", g->directory, g->name);
+        if (access(path, R_OK) == 0) return true;
+    }
+    return false;
+}
+
+static linnet_status read_json(struct golden *g, linnet_error *err)
+{
+    char path[1400];
+    json_error_t error;
+    snprintf(path, sizeof path, "%s/%s.json", g->directory, g->name);
+    json_decref(g->json);
+    g->json = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (!g->json)
+        return error_set(err, LINNET_FORMAT, "%s: line %d: %s", path, error.line, error.text);
+    return LINNET_OK;
+}
+
+static linnet_status open_golden(struct golden *g, linnet_error *err)
+{
+    char file[300];
+    linnet_status status = read_json(g, err);
+    const char *same = json_string_value(json_object_get(g->json, "same_as"));
+    if (!status && same) {
+        if (strchr(same, '/'))
+            return error_set(err, LINNET_FORMAT, "%s/%s.json: same_as: expected a plain name",
+                             g->directory, g->name);
+        snprintf(g->name, sizeof g->name, "%s", same);
+        status = read_json(g, err);
+    }
+    snprintf(file, sizeof file, "%s.safetensors", g->name);
+    if (!status) status = safetensors_open_in(g->directory, file, &g->arrays, err);
+    g->has_arrays = !status;
+    return status;
+}
+
+static const struct tensor *find_array(const struct golden *g, const char *name)
+{
+    for (size_t i = 0; i < g->arrays.n_tensors; i++)
+        if (strcmp(g->arrays.tensors[i].name, name) == 0) return &g->arrays.tensors[i];
+    return NULL;
+}
+
+static double number_at(const json_t *json, const char *a, const char *b, const char *c)
+{
+    return json_number_value(json_object_get(json_object_get(json_object_get(json, a), b), c));
+}
+
+/* 48 greedy tokens: as many must agree as there are. The row counts those that differ. */
+static linnet_status check_greedy(struct check *c, const linnet_model *m, const struct golden *g,
+                                  int32_t *ids, int32_t n, const json_t *greedy, linnet_error *err)
+{
+    char shape[64];
+    int32_t n_new = (int32_t)json_array_size(greedy), wrong = 0;
+    linnet_status status = simple_generate(g->simple, ids, n, n_new, true, err);
+    if (status) return status;
+    for (int32_t i = 0; i < n_new; i++)
+        wrong += ids[n + i] != json_integer_value(json_array_get(greedy, (size_t)i));
+    snprintf(shape, sizeof shape, "prompt %d, %d tokens", n, n_new);
+    check_report(c, "golden greedy", m->dtype, shape, wrong, wrong, 0);
+    return LINNET_OK;
+}
+
+static linnet_status check_prompt(struct check *c, const linnet_model *m, const struct golden *g,
+                                  const json_t *prompt, linnet_error *err)
+{
+    enum { LONGEST = 256, NEW = 48 };
+    char name[64];
+    int32_t ids[LONGEST + NEW], vocab = m->config.shape.vocab;
+    const json_t *list = json_object_get(prompt, "ids"),
+                 *greedy = json_object_get(prompt, "greedy_fp32");
+    int32_t n = (int32_t)json_array_size(list);
+    if (n < 1 || n > LONGEST || json_array_size(greedy) > NEW)
+        return LINNET_OK; /* not of this form */
+    for (int32_t i = 0; i < n; i++) {
+        json_int_t id = json_integer_value(json_array_get(list, (size_t)i));
+        if (id < 0 || id >= vocab)
+            return error_set(err, LINNET_FORMAT, "%s/%s.json: token %lld is not in the vocabulary",
+                             g->directory, g->name, (long long)id);
+        ids[i] = (int32_t)id;
+    }
+    linnet_status status = simple_forward(g->simple, ids, n, 0, n, 0, false, g->logits, err);
+    if (status) return status;
+    snprintf(name, sizeof name, "logits.p%d.last", n);
+    const struct tensor *want = find_array(g, name);
+    bool fits = want && want->dtype == DTYPE_F32 && want->bytes == (size_t)vocab * sizeof(float);
+    /* the set's own rule: four times what its fp32 differs from float64 */
+    double bound =
+        4 * number_at(g->json, "hf_fp32_error_vs_float64", "logits.last", "rms_rel") + 1e-7;
+    if (fits)
+        check_compare(c, "golden logits", m->dtype, name, g->logits, want->data, (size_t)vocab,
+                      bound);
+    return json_is_array(greedy) ? check_greedy(c, m, g, ids, n, greedy, err) : LINNET_OK;
+}
+
+static linnet_status run_goldens(struct check *c, linnet_model *m, struct golden *g,
+                                 linnet_error *err)
+{
+    static const struct limits limits = {
+        .max_tokens = 256, .max_logits = 1, .max_seqs = 1, .max_context = 304, .n_blocks = 19};
+    struct decoder *d = NULL;
+    size_t i;
+    json_t *prompt;
+    g->logits = mem_new((size_t)m->config.shape.vocab, sizeof(float));
+    linnet_status status = g->logits
+                               ? open_golden(g, err)
+                               : error_memory(err, "the logits", (size_t)m->config.shape.vocab * 4);
+    if (!status)
+        status = decoder_create(m->checkpoint, &m->config, c->device.ops, c->pool, &limits, NULL,
+                                NULL, &d, err);
+    if (!status) status = simple_create(d, &g->simple, err);
+    if (!status)
+        json_array_foreach(json_object_get(g->json, "prompts"), i, prompt) if (!status) status =
+            check_prompt(c, m, g, prompt, err);
+    simple_destroy(g->simple);
+    decoder_destroy(d);
+    return status;
+}
+
+linnet_status check_goldens(struct check *c, linnet_model *m, linnet_error *err)
+{
+    struct golden g = {0};
+    if (!find_golden(m, &g)) return LINNET_OK;
+    linnet_status status = run_goldens(c, m, &g, err);
+    free(g.logits);
+    if (g.has_arrays) safetensors_close(&g.arrays);
+    json_decref(g.json);
+    return status;
+}

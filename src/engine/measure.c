@@ -1,0 +1,263 @@
+/* measure.c - what `bench` needs besides requests: the ladder of stages, and the machine's limit.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/random.h"
+#include "base/threads.h"
+#include "engine/api_internal.h"
+#include "model/random.h"
+#include "model/simple.h"
+
+linnet_status linnet_model_random(const char *shape, const char *dtype, uint64_t seed,
+                                  linnet_model **out, linnet_error *err)
+{
+    struct checkpoint *cp;
+    enum dtype type = DTYPE_F32;
+    while (type < DTYPE_COUNT && strcasecmp(dtype_name(type), dtype) != 0) type++;
+    if (type == DTYPE_COUNT)
+        return error_set(err, LINNET_INVALID,
+                         "dtype \"%s\": use bf16, f16, f32, q8_0, q4_0 or q4_1", dtype);
+    linnet_status status = random_checkpoint(shape, type, seed, &cp, err);
+    return status ? status : model_from_checkpoint(cp, out, err);
+}
+
+/* ---- the ladder ------------------------------------------------------------------------------ */
+
+struct ladder {
+    linnet_model *model;
+    const linnet_engine_options *options;
+    int32_t n_prompt, n_tokens;
+    int32_t *tokens; /* prompt and answer */
+    linnet_ladder_fn on_row;
+    void *user;
+};
+
+static void tell(const struct ladder *l, const char *stage, int32_t n_tokens, double seconds)
+{
+    linnet_ladder_row row = {stage, n_tokens, seconds};
+    l->on_row(l->user, &row);
+}
+
+/* The first answer is the measure of the others. */
+static linnet_status same_tokens(const struct ladder *l, const char *stage, const int32_t *tokens,
+                                 linnet_error *err)
+{
+    if (memcmp(tokens, l->tokens, (size_t)(l->n_prompt + l->n_tokens) * sizeof *tokens) == 0)
+        return LINNET_OK;
+    return error_set(err, LINNET_INTERNAL,
+                     "stage \"%s\" gives other tokens than the one before: please report this",
+                     stage);
+}
+
+/* Without and with a contiguous cache, on a decoder of one's own. */
+static linnet_status simple_stages(const struct ladder *l, linnet_error *err)
+{
+    static const char *const stages[2] = {"no cache", "contiguous cache"};
+    int32_t length = l->n_prompt + l->n_tokens;
+    struct limits limits = {.max_tokens = length < 512 ? length : 512,
+                            .max_logits = 1,
+                            .max_seqs = 1,
+                            .max_context = length,
+                            .n_blocks = blocks_for(length)};
+    struct device device;
+    struct pool *pool;
+    struct decoder *d = NULL;
+    struct simple *s = NULL;
+    int32_t *tokens = mem_new((size_t)length, sizeof *tokens);
+    linnet_status status = find_device(l->options->device, &device, err);
+    if (!status && !tokens)
+        status = error_memory(err, "the tokens", (size_t)length * sizeof *tokens);
+    if (!status) status = pool_create(l->options->threads, &pool, err);
+    if (status) {
+        free(tokens);
+        return status;
+    }
+    status = decoder_create(l->model->checkpoint, &l->model->config, device.ops, pool, &limits,
+                            NULL, NULL, &d, err);
+    if (!status) status = simple_create(d, &s, err);
+    for (int i = 0; i < 2 && !status; i++) {
+        memcpy(tokens, l->tokens, (size_t)l->n_prompt * sizeof *tokens);
+        double begin = clock_seconds();
+        status = simple_generate(s, tokens, l->n_prompt, l->n_tokens, i == 1, err);
+        double seconds = clock_seconds() - begin;
+        if (!status && i == 0) memcpy(l->tokens, tokens, (size_t)length * sizeof *tokens);
+        if (!status) status = same_tokens(l, stages[i], tokens, err);
+        if (!status) tell(l, stages[i], l->n_tokens, seconds);
+    }
+    simple_destroy(s);
+    decoder_destroy(d);
+    pool_destroy(pool);
+    free(tokens);
+    return status;
+}
+
+/* What the requests of a stage have given; changed by the engine's thread only. */
+struct stage {
+    pthread_mutex_t mutex;
+    pthread_cond_t done;
+    int32_t n_left, length, n_prompt;
+    int32_t *tokens; /* [n, length] */
+    linnet_error error;
+};
+
+struct stage_request {
+    struct stage *stage;
+    int32_t index, n;
+};
+
+static void on_event(void *user, const linnet_event *event)
+{
+    struct stage_request *r = user;
+    struct stage *s = r->stage;
+    if (event->type == LINNET_EVENT_TOKEN)
+        s->tokens[r->index * s->length + s->n_prompt + r->n++] = event->token;
+    if (event->type != LINNET_EVENT_FINISHED) return;
+    pthread_mutex_lock(&s->mutex);
+    if (event->finish != LINNET_FINISH_LENGTH)
+        error_set(&s->error, LINNET_INTERNAL, "%s",
+                  event->error ? event->error->message : "an answer ended early");
+    if (--s->n_left == 0) pthread_cond_signal(&s->done);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+enum { BATCH = 8 };
+
+/* n requests of the same prompt at once. */
+static linnet_status run_requests(linnet_engine *e, const struct ladder *l, struct stage *s,
+                                  int32_t n, linnet_error *err)
+{
+    struct stage_request requests[BATCH];
+    s->n_left = n;
+    for (int32_t i = 0; i < n; i++) {
+        memcpy(s->tokens + i * s->length, l->tokens, (size_t)l->n_prompt * sizeof *s->tokens);
+        requests[i] = (struct stage_request){s, i, 0};
+        linnet_request r = {
+            .prompt = l->tokens,
+            .n_prompt = (size_t)l->n_prompt,
+            .max_tokens = l->n_tokens,
+            .ignore_eos = true,
+            .sampling = {.temperature = 0, .top_p = 1, .repetition_penalty = 1, .has_seed = true},
+            .on_event = on_event,
+            .user = &requests[i]};
+        linnet_status status = linnet_engine_submit(e, &r, NULL, err);
+        if (!status) continue;
+        pthread_mutex_lock(&s->mutex);
+        s->n_left -= n - i;
+        s->error = *err;
+        pthread_mutex_unlock(&s->mutex);
+        break;
+    }
+    pthread_mutex_lock(&s->mutex);
+    while (s->n_left > 0) pthread_cond_wait(&s->done, &s->mutex);
+    pthread_mutex_unlock(&s->mutex);
+    if (!s->error.status) return LINNET_OK;
+    *err = s->error;
+    return err->status;
+}
+
+/* The paged cache behind the scheduler: one sequence, then a batch. */
+static linnet_status engine_stages(const struct ladder *l, linnet_error *err)
+{
+    static const struct {
+        const char *name;
+        int32_t n;
+    } stages[2] = {{"paged cache, scheduler", 1}, {"continuous batching, 8", BATCH}};
+    linnet_engine_options options = *l->options;
+    linnet_engine *e;
+    options.no_prefix_caching = true;
+    linnet_status status = linnet_engine_create(l->model, &options, &e, err);
+    if (status) return status;
+    struct stage s = {.length = l->n_prompt + l->n_tokens, .n_prompt = l->n_prompt};
+    s.tokens = mem_new((size_t)(BATCH * s.length), sizeof *s.tokens);
+    pthread_mutex_init(&s.mutex, NULL);
+    pthread_cond_init(&s.done, NULL);
+    if (!s.tokens)
+        status = error_memory(err, "the tokens", (size_t)(BATCH * s.length) * sizeof *s.tokens);
+    for (int i = 0; i < 2 && !status; i++) {
+        double begin = clock_seconds();
+        status = run_requests(e, l, &s, stages[i].n, err);
+        double seconds = clock_seconds() - begin;
+        for (int32_t j = 0; j < stages[i].n && !status; j++)
+            status = same_tokens(l, stages[i].name, s.tokens + j * s.length, err);
+        if (!status) tell(l, stages[i].name, stages[i].n * l->n_tokens, seconds);
+    }
+    linnet_engine_destroy(e);
+    pthread_cond_destroy(&s.done);
+    pthread_mutex_destroy(&s.mutex);
+    free(s.tokens);
+    return status;
+}
+
+linnet_status linnet_ladder(linnet_model *model, const linnet_engine_options *options,
+                            int32_t n_prompt, int32_t n_tokens, linnet_ladder_fn on_row, void *user,
+                            linnet_error *err)
+{
+    static const linnet_engine_options defaults = {0};
+    if (!model->checkpoint)
+        return error_set(err, LINNET_INVALID, "%s is a tokenizer: a ladder needs a model",
+                         model->path);
+    if (n_prompt < 1 || n_tokens < 1 || (int64_t)n_prompt + n_tokens > model->config.context_length)
+        return error_set(err, LINNET_TOO_LONG,
+                         "%d tokens of prompt and %d of answer do not fit into a context of %d",
+                         n_prompt, n_tokens, model->config.context_length);
+    struct ladder l = {model, options ? options : &defaults, n_prompt, n_tokens, NULL, on_row,
+                       user};
+    l.tokens = mem_new((size_t)(n_prompt + n_tokens), sizeof *l.tokens);
+    if (!l.tokens)
+        return error_memory(err, "the tokens", (size_t)(n_prompt + n_tokens) * sizeof *l.tokens);
+    int32_t n_ids = model->tokenizer && tokenizer_size(model->tokenizer) < model->config.shape.vocab
+                        ? tokenizer_size(model->tokenizer)
+                        : model->config.shape.vocab;
+    for (int32_t i = 0; i < n_prompt; i++)
+        l.tokens[i] = (int32_t)(random_u64(3, (uint64_t)i, 0) % (uint64_t)n_ids);
+    linnet_status status = simple_stages(&l, err);
+    if (!status) status = engine_stages(&l, err);
+    free(l.tokens);
+    return status;
+}
+
+/* ---- bandwidth --------------------------------------------------------------------------------
+ */
+
+struct reading {
+    const uint64_t *data;
+    int64_t n;
+    uint64_t sums[1024]; /* a thread each, so that nothing is left out as useless */
+};
+
+static void read_share(void *arg, int thread, int n_threads)
+{
+    enum { STRIDE = 8 };
+    struct reading *r = arg;
+    int64_t begin, end;
+    uint64_t sum[STRIDE] = {0};
+    pool_share(r->n, STRIDE, thread, n_threads, &begin, &end);
+    for (int64_t i = begin; i < end; i += STRIDE)
+        for (int64_t j = 0; j < STRIDE; j++) sum[j] += r->data[i + j];
+    for (int j = 1; j < STRIDE; j++) sum[0] += sum[j];
+    r->sums[thread] = sum[0];
+}
+
+double linnet_measure_bandwidth(int32_t threads)
+{
+    enum { BYTES = 1 << 29, PASSES = 4 };
+    struct pool *pool;
+    double best = 0;
+    struct reading r = {.data = mem_pages(BYTES), .n = BYTES / 8};
+    if (r.data && pool_create(threads, &pool, NULL) == LINNET_OK) {
+        memset((void *)(uintptr_t)r.data, 1,
+               BYTES); /* real pages: untouched ones are all the same zeros */
+        for (int pass = 0; pass < PASSES; pass++) {
+            double begin = clock_seconds();
+            pool_run(pool, read_share, &r);
+            double rate = BYTES / (clock_seconds() - begin);
+            best = rate > best ? rate : best;
+        }
+        pool_destroy(pool);
+    }
+    mem_pages_free((void *)(uintptr_t)r.data, BYTES);
+    return best;
+}
