@@ -155,7 +155,7 @@ typedef struct linnet_engine_options {
 
 /* What an engine with these options will take, known before anything is loaded. Bytes. */
 typedef struct linnet_plan {
-    const char *device; /* "cpu (avx2, 2 threads)"; static or owned by the model */
+    const char *device; /* "cpu (avx2)"; static storage */
     int64_t weights, kv_cache, activations, total, available;
     int32_t n_blocks, block_tokens, max_model_len, max_num_seqs, max_num_batched_tokens, threads;
     int64_t kv_bytes_per_token;

@@ -105,7 +105,10 @@ static void product_does_not_depend_on_tokens(void **state)
               *plain = malloc((size_t)columns * PANEL * 4);
         for (int64_t i = 0; i < TOKENS * columns; i++) x[i] = uniform((uint64_t)i + 999);
         for (int r = 0; r < PANEL; r++) dtype_to_f32(dtype, rows[r], columns, plain + r * columns);
-        float many[TOKENS * PANEL], few[TOKENS * PANEL], one[PANEL], want[PANEL];
+        float many[TOKENS * PANEL], few[TOKENS * PANEL], one[3 * PANEL], want[PANEL];
+        int64_t bytes = pack_panel_bytes(pack_of(dtype), columns);
+        uint8_t *three = malloc((size_t)(3 * bytes)); /* the same panel in each place of a run */
+        for (int p = 0; p < 3; p++) memcpy(three + p * bytes, panel, (size_t)bytes);
         for (int i = 0; i < n_usable; i++) {
             usable[i]->panel_expand(pack_of(dtype), panel, columns, w);
             usable[i]->panel_matrix(w, x, columns, TOKENS, columns, many);
@@ -114,8 +117,10 @@ static void product_does_not_depend_on_tokens(void **state)
                 assert_memory_equal(few, many, (size_t)n * PANEL * 4);
             }
             for (int t = 0; t < TOKENS; t++) {
-                usable[i]->panel_vector(pack_of(dtype), panel, x + t * columns, columns, one);
-                assert_memory_equal(one, many + t * PANEL, PANEL * 4);
+                usable[i]->panels_vector(pack_of(dtype), three, 3, bytes, x + t * columns, columns,
+                                         one);
+                for (int p = 0; p < 3; p++)
+                    assert_memory_equal(one + p * PANEL, many + t * PANEL, PANEL * 4);
                 plain_matvec(plain, x + t * columns, PANEL, columns, want);
                 for (int r = 0; r < PANEL; r++) {
                     double size = 0; /* worst case: K u sum |a b| */
@@ -125,7 +130,7 @@ static void product_does_not_depend_on_tokens(void **state)
                 }
             }
         }
-        free(x), free(w), free(plain), free(panel), free(data);
+        free(x), free(w), free(plain), free(panel), free(data), free(three);
     }
 }
 

@@ -84,12 +84,68 @@ linnet_status checkpoint_open(const char *path, struct checkpoint **out, linnet_
     return status;
 }
 
+static int64_t tensor_bytes(const struct tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->n_dims; i++) n *= t->shape[i];
+    return dtype_bytes(t->dtype, n);
+}
+
+/* Where each tensor lies in the pages: at multiples of a cache line. */
+static linnet_status place_tensors(struct checkpoint *cp, const struct tensor *tensors, size_t n,
+                                   linnet_error *err)
+{
+    enum { ALIGN = 64 };
+    struct storage *storage = cp->internal;
+    for (size_t i = 0; i < n; i++)
+        storage->page_bytes += ((size_t)tensor_bytes(&tensors[i]) + ALIGN - 1) / ALIGN * ALIGN;
+    storage->pages = mem_pages(storage->page_bytes);
+    cp->tensors = mem_new(n, sizeof *cp->tensors);
+    storage->names = mem_new(n, sizeof *storage->names);
+    if (!storage->pages || !cp->tensors || !storage->names)
+        return error_memory(err, "the weights", storage->page_bytes);
+    char *at = storage->pages;
+    for (size_t i = 0; i < n; i++) {
+        struct tensor *t = &cp->tensors[i];
+        *t = tensors[i];
+        t->name = storage->names[i] = mem_string(tensors[i].name, strlen(tensors[i].name));
+        if (!t->name) return error_memory(err, "a tensor's name", strlen(tensors[i].name));
+        cp->n_tensors = storage->n_names = i + 1;
+        t->data = at;
+        t->bytes = (size_t)tensor_bytes(t);
+        at += (t->bytes + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    return sort_tensors(cp, err);
+}
+
+linnet_status checkpoint_create(const char *name, json_t *config, const struct tensor *tensors,
+                                size_t n, struct checkpoint **out, linnet_error *err)
+{
+    struct checkpoint *cp = mem_new(1, sizeof *cp);
+    if (!cp) {
+        json_decref(config);
+        return error_memory(err, "the checkpoint", sizeof *cp);
+    }
+    cp->config = config;
+    cp->path = mem_string(name, strlen(name));
+    cp->internal = mem_new(1, sizeof(struct storage));
+    linnet_status status = cp->path && cp->internal
+                               ? place_tensors(cp, tensors, n, err)
+                               : error_memory(err, "the checkpoint", sizeof(struct storage));
+    if (status)
+        checkpoint_close(cp);
+    else
+        *out = cp;
+    return status;
+}
+
 static void free_storage(struct storage *storage)
 {
     if (!storage) return;
     for (size_t i = 0; i < storage->n_shards; i++) safetensors_close(&storage->shards[i]);
     for (size_t i = 0; i < storage->n_names; i++) free(storage->names[i]);
     mapping_close(&storage->tokenizer_json);
+    mem_pages_free(storage->pages, storage->page_bytes);
     free(storage->shards);
     free(storage->names);
     free(storage);

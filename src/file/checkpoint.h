@@ -51,6 +51,14 @@ struct checkpoint {
  * while the checkpoint is open. The caller frees with checkpoint_close.
  */
 linnet_status checkpoint_open(const char *path, struct checkpoint **out, linnet_error *err);
+
+/*
+ * A checkpoint made in memory, for models with random weights: tensors of these names, types and
+ * shapes, their data zeroed and, until it is first used, the caller's to write. `config` is what
+ * config.json would hold; it is taken over, also on failure.
+ */
+linnet_status checkpoint_create(const char *name, json_t *config, const struct tensor *tensors,
+                                size_t n, struct checkpoint **out, linnet_error *err);
 void checkpoint_close(struct checkpoint *cp);
 
 /* NULL if absent. */

@@ -11,8 +11,10 @@ struct storage {
     struct safetensors *shards;
     size_t n_shards;
     struct mapping tokenizer_json;
-    char **names; /* of a GGUF file's tensors, translated */
+    char **names; /* of a GGUF file's tensors, translated, or of those made in memory */
     size_t n_names;
+    void *pages; /* of tensors made in memory */
+    size_t page_bytes;
 };
 
 /* Each fills cp (path and storage are there); on failure checkpoint_close clears up. */

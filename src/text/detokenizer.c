@@ -25,7 +25,8 @@ struct detokenizer {
     size_t *borders; /* their fallbacks */
     char pending[4]; /* the start of a character whose rest is yet to come */
     size_t n_pending;
-    bool pending_apart; /* each pending byte is one U+FFFD by itself (byte fallback) */
+    bool in_run;        /* the last token was a byte token */
+    bool run_broken;    /* its run has an invalid byte: the rest of it is U+FFFD as well */
     size_t strip;       /* leading blanks still to be taken off */
     bool started, stopped;
     char *buffer;
@@ -113,7 +114,7 @@ void detokenizer_reset(struct detokenizer *d)
 {
     d->n_pending = d->size = d->given = 0;
     d->strip = d->t->decoder.strip_left;
-    d->started = d->stopped = false;
+    d->started = d->stopped = d->in_run = d->run_broken = false;
     for (size_t i = 0; i < d->n_stops; i++) d->stops[i].matched = 0;
 }
 
@@ -150,10 +151,12 @@ static void add_character(struct detokenizer *d, uint32_t c)
     for (size_t i = 0; i < n && !d->stopped; i++) add_text_byte(d, bytes[i]);
 }
 
-/* Turns the first `n` pending bytes, which are no character, into U+FFFD. */
+/* Turns the first `n` pending bytes, which are no character, into U+FFFD: one, or in a run of byte
+ * tokens one for each byte, and then for all that follow in the run. */
 static void drop_pending(struct detokenizer *d, size_t n)
 {
-    for (size_t i = 0; i < (d->pending_apart ? n : 1) && !d->stopped; i++)
+    d->run_broken = d->in_run;
+    for (size_t i = 0; i < (d->in_run ? n : 1) && !d->stopped; i++)
         add_character(d, UTF8_REPLACEMENT);
     d->n_pending -= n;
     memmove(d->pending, d->pending + n, d->n_pending);
@@ -171,8 +174,8 @@ static void add_byte(struct detokenizer *d, char byte)
     while (d->n_pending && !d->stopped) {
         uint32_t c;
         size_t n = utf8_decode(d->pending, d->n_pending, &c);
-        if (c == UTF8_INCOMPLETE) return;
-        if (c == UTF8_INVALID) {
+        if (c == UTF8_INCOMPLETE && !d->run_broken) return;
+        if (c >= UTF8_INVALID || d->run_broken) {
             drop_pending(d, n);
         } else {
             add_character(d, c);
@@ -208,7 +211,8 @@ bool detokenizer_push(struct detokenizer *d, int32_t id, const char **text, size
         bool is_byte = token->flags & TOKEN_BYTE;
         bool joins = config->byte_level || is_byte; /* with bytes before and after */
         if (!joins) flush_pending(d);
-        d->pending_apart = is_byte;
+        d->in_run = is_byte;
+        d->run_broken = d->run_broken && is_byte;
         for (size_t i = 0; i < token->text_size && !d->stopped; i++)
             if (d->started || !config->first_dropped || bytes[i] != ' ') add_byte(d, bytes[i]);
         if (!joins) flush_pending(d);

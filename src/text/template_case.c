@@ -50,7 +50,7 @@ static bool ends_word(const struct text *t, size_t next, bool after_letter)
     int32_t c;
     if (!after_letter) return false;
     if (next >= t->size) return true;
-    utf8_decode(t->bytes, t->size, next, &c);
+    template_decode(t->bytes, t->size, next, &c);
     return !is_letter(c);
 }
 
@@ -85,7 +85,7 @@ static bool change_case(struct run *r, const struct text *t,
     size_t index = 0;
     for (size_t at = 0; at < t->size; index++) {
         int32_t c;
-        size_t n = utf8_decode(t->bytes, t->size, at, &c);
+        size_t n = template_decode(t->bytes, t->size, at, &c);
         enum letter letter = choose(c, index, after_cased);
         if (letter == LOWER && c == 0x3A3 && ends_word(t, at + n, after_cased)) {
             if (!build_code_point(r, &b, 0x3C2, text_untrusted(t, at))) return false;
@@ -155,7 +155,7 @@ bool jinja_title_filter(struct run *r, const struct text *t, struct value *out)
     bool starts = true;
     for (size_t at = 0; at < t->size;) {
         int32_t c;
-        size_t n = utf8_decode(t->bytes, t->size, at, &c);
+        size_t n = template_decode(t->bytes, t->size, at, &c);
         if (!build_letter(r, &b, c, starts ? UPPER : LOWER, text_untrusted(t, at))) return false;
         starts = ends_title_word(c);
         at += n;
@@ -231,7 +231,7 @@ static bool all_are(struct run *r, const char *what, struct value self, args_t a
     if (!no_arguments(r, what, args) || !jinja_work(r, t->size / 16)) return false;
     for (size_t at = 0; all && at < t->size;) {
         int32_t c;
-        at += utf8_decode(t->bytes, t->size, at, &c);
+        at += template_decode(t->bytes, t->size, at, &c);
         all = is(c);
     }
     *out = value_bool(all);
@@ -243,7 +243,7 @@ bool text_has_case(const struct text *t, bool upper)
     bool any = false;
     for (size_t at = 0; at < t->size;) {
         int32_t c;
-        at += utf8_decode(t->bytes, t->size, at, &c);
+        at += template_decode(t->bytes, t->size, at, &c);
         if (!is_cased(c)) continue;
         if (utf8proc_category(c) != (upper ? UTF8PROC_CATEGORY_LU : UTF8PROC_CATEGORY_LL))
             return false;

@@ -61,7 +61,7 @@ static bool sequence_item(struct run *r, struct value object, int64_t index, str
         const struct text *t = object.text;
         int32_t c;
         size_t begin = utf8_offset(t->bytes, t->size, (size_t)index);
-        size_t n = utf8_decode(t->bytes, t->size, begin, &c);
+        size_t n = template_decode(t->bytes, t->size, begin, &c);
         return jinja_subtext(r, t, begin, begin + n, out);
     } else {
         *out = object.list->items[index];

@@ -517,7 +517,7 @@ static inline bool text_untrusted(const struct text *t, size_t at)
 }
 bool text_equals(const struct text *t, const char *text);
 /* The code point at `at` (< size) and the bytes it takes. */
-size_t utf8_decode(const char *bytes, size_t size, size_t at, int32_t *code_point);
+size_t template_decode(const char *bytes, size_t size, size_t at, int32_t *code_point);
 size_t utf8_count(const char *bytes, size_t size);
 size_t utf8_offset(const char *bytes, size_t size, size_t characters);
 bool code_point_is_space(int32_t c); /* str.isspace */

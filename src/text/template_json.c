@@ -52,7 +52,7 @@ static bool dump_text(struct dump *d, const struct text *t)
     if (!literal(d, "\"")) return false;
     while (at < t->size) {
         int32_t c = (unsigned char)t->bytes[at];
-        size_t n = c < 0x80 ? 1 : utf8_decode(t->bytes, t->size, at, &c);
+        size_t n = c < 0x80 ? 1 : template_decode(t->bytes, t->size, at, &c);
         if (c < 0x20 || c == '"' || c == '\\' || (c > 0x7E && d->ensure_ascii)) {
             if (!build_text(d->r, &d->b, t, plain, at) || !escape(d, c, text_untrusted(t, at)))
                 return false;

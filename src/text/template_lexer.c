@@ -181,7 +181,7 @@ static size_t escape(const char *s, size_t left, struct strbuf *out)
     }
     /* Jinja's detour through ASCII turns a backslash before e.g. U+00E9 into the text \xe9. */
     int32_t code;
-    n = utf8_decode(s, left, 0, &code);
+    n = template_decode(s, left, 0, &code);
     strbuf_format(out, code < 0x100 ? "x%02x" : code < 0x10000 ? "u%04x" : "U%08x", (unsigned)code);
     return n;
 }

@@ -17,7 +17,7 @@ static bool in_set(const struct text *chars, const char *c, size_t n)
 {
     for (size_t at = 0; at < chars->size;) {
         int32_t ignored;
-        size_t m = utf8_decode(chars->bytes, chars->size, at, &ignored);
+        size_t m = template_decode(chars->bytes, chars->size, at, &ignored);
         if (m == n && memcmp(chars->bytes + at, c, n) == 0) return true;
         at += m;
     }
@@ -48,7 +48,7 @@ static bool strip_text(struct run *r, const char *what, const struct text *t, ar
     if (!jinja_need_text(r, what, slot, &chars)) return false;
     while (left && begin < end) {
         int32_t c;
-        size_t n = utf8_decode(t->bytes, end, begin, &c);
+        size_t n = template_decode(t->bytes, end, begin, &c);
         if (!in_set(chars, t->bytes + begin, n)) break;
         if (!jinja_work(r, 1 + chars->size / 16)) return false;
         begin += n;
@@ -114,7 +114,7 @@ static bool split_at_space(struct run *r, const struct text *t, int64_t limit, s
         if (limit >= 0 && (int64_t)p.count == limit)
             return add_part(r, &p, t, at, t->size) && parts_done(r, &p, false, out);
         for (int32_t c; end < t->size; end += next) {
-            next = utf8_decode(t->bytes, t->size, end, &c);
+            next = template_decode(t->bytes, t->size, end, &c);
             if (code_point_is_space(c)) break;
         }
         if (!add_part(r, &p, t, at, end)) return false;
@@ -136,7 +136,7 @@ static bool rsplit_at_space(struct run *r, const struct text *t, int64_t limit, 
         while (begin > 0) {
             size_t start = last_start(t, 0, begin);
             int32_t c;
-            utf8_decode(t->bytes, begin, start, &c);
+            template_decode(t->bytes, begin, start, &c);
             if (code_point_is_space(c)) break;
             begin = start;
         }
@@ -227,7 +227,7 @@ static bool method_splitlines(struct run *r, struct value self, args_t args, str
     for (size_t at = 0; at < t->size;) {
         int32_t c;
         size_t end = at;
-        at += utf8_decode(t->bytes, t->size, at, &c);
+        at += template_decode(t->bytes, t->size, at, &c);
         if (!is_line_end(c)) continue;
         if (c == '\r' && at < t->size && t->bytes[at] == '\n') at++;
         if (!add_part(r, &p, t, begin, value_truth(keep) ? at : end)) return false;
@@ -441,7 +441,7 @@ bool jinja_replace(struct run *r, const struct text *t, const struct text *old,
         at = found + old->size;
         if (old->size > 0) continue;
         if (at == t->size) break; /* an empty part stands before each character and at the end */
-        size_t n = utf8_decode(t->bytes, t->size, at, &c);
+        size_t n = template_decode(t->bytes, t->size, at, &c);
         if (!build_text(r, &b, t, at, at + n)) return false;
         at += n;
     }

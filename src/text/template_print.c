@@ -101,7 +101,7 @@ static bool print_text(struct run *r, struct builder *b, const struct text *t)
     if (!build(r, b, &quote, 1, false)) return false;
     for (size_t at = 0; at < t->size;) {
         int32_t c;
-        size_t n = utf8_decode(t->bytes, t->size, at, &c);
+        size_t n = template_decode(t->bytes, t->size, at, &c);
         char escaped[12] = {0};
         if (c == quote || c == '\\')
             snprintf(escaped, sizeof escaped, "\\%c", (char)c);

@@ -3,17 +3,16 @@
 #include <utf8proc.h>
 
 #include "text/template_internal.h"
+#include "text/utf8.h"
 
 enum { WORK_BYTES = 64, MIN_TAIL = 256 };
 
-size_t utf8_decode(const char *bytes, size_t size, size_t at, int32_t *code_point)
+size_t template_decode(const char *bytes, size_t size, size_t at, int32_t *code_point)
 {
-    size_t left = size - at;
-    utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)bytes + at,
-                                          left > 4 ? 4 : (utf8proc_ssize_t)left, code_point);
-    if (n > 0) return (size_t)n;
-    *code_point = 0xFFFD; /* broken UTF-8 is taken byte by byte */
-    return 1;
+    uint32_t c;
+    size_t n = utf8_decode(bytes + at, size - at, &c);
+    *code_point = (int32_t)(c < UTF8_INVALID ? c : UTF8_REPLACEMENT);
+    return n;
 }
 
 size_t utf8_count(const char *bytes, size_t size)
@@ -21,7 +20,7 @@ size_t utf8_count(const char *bytes, size_t size)
     size_t n = 0;
     int32_t c;
     for (size_t at = 0; at < size; n++)
-        at += (unsigned char)bytes[at] < 0x80 ? 1 : utf8_decode(bytes, size, at, &c);
+        at += (unsigned char)bytes[at] < 0x80 ? 1 : template_decode(bytes, size, at, &c);
     return n;
 }
 
@@ -30,7 +29,7 @@ size_t utf8_offset(const char *bytes, size_t size, size_t characters)
     size_t at = 0;
     int32_t c;
     for (; characters > 0 && at < size; characters--)
-        at += (unsigned char)bytes[at] < 0x80 ? 1 : utf8_decode(bytes, size, at, &c);
+        at += (unsigned char)bytes[at] < 0x80 ? 1 : template_decode(bytes, size, at, &c);
     return at;
 }
 
@@ -45,7 +44,7 @@ size_t text_skip_space(const char *bytes, size_t begin, size_t end)
 {
     while (begin < end) {
         int32_t c;
-        size_t n = utf8_decode(bytes, end, begin, &c);
+        size_t n = template_decode(bytes, end, begin, &c);
         if (!code_point_is_space(c)) break;
         begin += n;
     }
@@ -59,7 +58,7 @@ size_t text_back_over_space(const char *bytes, size_t begin, size_t end)
         while (start > begin && end - start < 4 && ((unsigned char)bytes[start] & 0xC0) == 0x80)
             start--;
         int32_t c;
-        if (utf8_decode(bytes, end, start, &c) != end - start || !code_point_is_space(c)) break;
+        if (template_decode(bytes, end, start, &c) != end - start || !code_point_is_space(c)) break;
         end = start;
     }
     return end;

@@ -273,7 +273,7 @@ static bool text_items(struct run *r, const struct text *t, const struct value *
     size_t at = 0;
     for (size_t i = 0; i < *count; i++) {
         int32_t c;
-        size_t n = utf8_decode(t->bytes, t->size, at, &c);
+        size_t n = template_decode(t->bytes, t->size, at, &c);
         if (!jinja_subtext(r, t, at, at + n, &list[i])) return false;
         at += n;
     }

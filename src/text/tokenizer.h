@@ -42,7 +42,8 @@ void tokenizer_close(struct tokenizer *t);
 
 /*
  * Appends the ids of text (n bytes; invalid UTF-8 is replaced by U+FFFD as Hugging Face would see
- * it) to out. Linear time, no recursion. Fails only for want of memory.
+ * it) to out. Linear time (merging: n log n), no recursion. Fails for want of memory, or where the
+ * file's regular expression takes PCRE2 past its limit of steps; out is then as before.
  */
 linnet_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n,
                                const struct encode_options *options, struct token_list *out,
@@ -69,6 +70,9 @@ int32_t tokenizer_eos(const struct tokenizer *t);
  * (invalid bytes come out as U+FFFD, as Hugging Face's decoder gives, at the latest at the end),
  * and no text that may still become a stop string. All memory is reserved by detokenizer_create:
  * pushing allocates nothing. Not thread-safe.
+ * One difference remains: in a run of SentencePiece's byte tokens that is not UTF-8, Hugging Face
+ * turns every byte into U+FFFD, also those before the first invalid one. Here characters that are
+ * complete have been given out by then, and stay; from the invalid byte on it is the same.
  */
 struct detokenizer;
 

@@ -278,6 +278,8 @@ static linnet_status cpu_load_vector(struct backend *b, const float *values, int
 /* ---- matrix products --------------------------------------------------------------------------
  */
 
+enum { RUN = 8 }; /* panels a call of the one-token kernel */
+
 /* y[t][row] = (or +=) w[row] x[t] (+ bias[row]) */
 struct product {
     struct backend *b;
@@ -288,6 +290,7 @@ struct product {
     bool add;
 };
 
+/* rows: [n, 16] of that panel */
 static void finish_panel(const struct product *p, const struct segment *s, int64_t panel,
                          const float *rows)
 {
@@ -303,27 +306,39 @@ static void finish_panel(const struct product *p, const struct segment *s, int64
     }
 }
 
+static void product_panels(const struct product *p, const struct segment *s, int64_t begin,
+                           int64_t end, float *scratch)
+{
+    const struct kernels *k = p->b->kernels;
+    int64_t columns = p->w->columns;
+    float *rows = scratch, *expanded = scratch + p->n * PANEL;
+    if (p->n == 1) {
+        float some[RUN * PANEL];
+        for (int64_t panel = begin; panel < end; panel += RUN) {
+            int64_t count = end - panel < RUN ? end - panel : RUN;
+            k->panels_vector(s->pack, s->panels + panel * s->panel_bytes, count, s->panel_bytes,
+                             p->x, columns, some);
+            for (int64_t i = 0; i < count; i++) finish_panel(p, s, panel + i, some + i * PANEL);
+        }
+        return;
+    }
+    for (int64_t panel = begin; panel < end; panel++) {
+        k->panel_expand(s->pack, s->panels + panel * s->panel_bytes, columns, expanded);
+        k->panel_matrix(expanded, p->x, columns, p->n, columns, rows);
+        finish_panel(p, s, panel, rows);
+    }
+}
+
 static void product_share(void *arg, int thread, int n_threads)
 {
     const struct product *p = arg;
-    const struct kernels *k = p->b->kernels;
-    float *rows = p->b->scratch + thread * p->b->scratch_size, *expanded = rows + p->n * PANEL;
-    int64_t begin, end, columns = p->w->columns, first = 0;
+    int64_t begin, end, first = 0;
     pool_share(p->w->n_panels, 1, thread, n_threads, &begin, &end);
     for (int i = 0; i < p->w->n_segments; first += p->w->segments[i++].n_panels) {
         const struct segment *s = &p->w->segments[i];
         int64_t from = begin > first ? begin - first : 0,
                 to = end - first < s->n_panels ? end - first : s->n_panels;
-        for (int64_t panel = from; panel < to; panel++) {
-            const uint8_t *weights = s->panels + panel * s->panel_bytes;
-            if (p->n == 1) {
-                k->panel_vector(s->pack, weights, p->x, columns, rows);
-            } else {
-                k->panel_expand(s->pack, weights, columns, expanded);
-                k->panel_matrix(expanded, p->x, columns, p->n, columns, rows);
-            }
-            finish_panel(p, s, panel, rows);
-        }
+        if (from < to) product_panels(p, s, from, to, p->b->scratch + thread * p->b->scratch_size);
     }
 }
 

@@ -10,6 +10,8 @@
 
 static_assert(PANEL == VECS * LANES, "a panel is VECS vectors");
 
+enum { PANELS_AT_ONCE = 2 };
+
 /* ---- weights -------------------------------------------------------------------------------- */
 
 /* What a group of 32 columns needs besides its quants. */
@@ -118,57 +120,85 @@ INLINE int64_t segment_end(int64_t first, int64_t columns)
     return columns - first < SEGMENT ? columns : first + SEGMENT;
 }
 
-INLINE void vector_groups(enum pack pack, const uint8_t *panel, const float *x, int64_t columns,
-                          float *y)
+/*
+ * n_panels panels, `stride` bytes apart, at once: a single one has too few independent chains to
+ * hide the latency of a fused multiply-add.
+ */
+INLINE void vector_groups(enum pack pack, int n_panels, const uint8_t *panels, int64_t stride,
+                          const float *x, int64_t columns, float *y)
 {
     for (int64_t first = 0, end; first < columns; first = end) {
-        vec acc[VECS];
+        vec acc[PANELS_AT_ONCE][VECS];
         end = segment_end(first, columns);
-        for (int v = 0; v < VECS; v++) acc[v] = v_set(0);
+        for (int p = 0; p < n_panels; p++)
+            for (int v = 0; v < VECS; v++) acc[p][v] = v_set(0);
         for (int64_t c = first; c < end; c += GROUP) {
-            struct group g;
-            open_group(pack, panel, c / GROUP, &g);
+            struct group g[PANELS_AT_ONCE];
+            for (int p = 0; p < n_panels; p++)
+                open_group(pack, panels + p * stride, c / GROUP, &g[p]);
 #pragma GCC unroll 32
             for (int j = 0; j < GROUP; j++) {
                 vec xj = v_set(x[c + j]);
-                for (int v = 0; v < VECS; v++)
-                    acc[v] = v_fma(group_weight(pack, &g, j, v), xj, acc[v]);
+                for (int p = 0; p < n_panels; p++)
+                    for (int v = 0; v < VECS; v++)
+                        acc[p][v] = v_fma(group_weight(pack, &g[p], j, v), xj, acc[p][v]);
             }
         }
-        end_segment(first, y, acc);
+        for (int p = 0; p < n_panels; p++) end_segment(first, y + p * PANEL, acc[p]);
     }
 }
 
-INLINE void vector_plain(enum pack pack, const uint8_t *panel, const float *x, int64_t columns,
-                         float *y)
+INLINE void vector_plain(enum pack pack, int n_panels, const uint8_t *panels, int64_t stride,
+                         const float *x, int64_t columns, float *y)
 {
     for (int64_t first = 0, end; first < columns; first = end) {
-        vec acc[VECS];
+        vec acc[PANELS_AT_ONCE][VECS];
         end = segment_end(first, columns);
-        for (int v = 0; v < VECS; v++) acc[v] = v_set(0);
+        for (int p = 0; p < n_panels; p++)
+            for (int v = 0; v < VECS; v++) acc[p][v] = v_set(0);
         for (int64_t c = first; c < end; c++) {
             vec xc = v_set(x[c]);
-            for (int v = 0; v < VECS; v++)
-                acc[v] = v_fma(plain_weight(pack, panel, c, v), xc, acc[v]);
+            for (int p = 0; p < n_panels; p++)
+                for (int v = 0; v < VECS; v++)
+                    acc[p][v] = v_fma(plain_weight(pack, panels + p * stride, c, v), xc, acc[p][v]);
         }
-        end_segment(first, y, acc);
+        for (int p = 0; p < n_panels; p++) end_segment(first, y + p * PANEL, acc[p]);
     }
 }
 
-static void panel_vector(enum pack pack, const void *panel, const float *x, int64_t columns,
-                         float y[PANEL])
+INLINE void vector_any(enum pack pack, int n_panels, const uint8_t *panels, int64_t stride,
+                       const float *x, int64_t columns, float *y)
+{
+    if (pack <= PACK_BF16)
+        vector_plain(pack, n_panels, panels, stride, x, columns, y);
+    else
+        vector_groups(pack, n_panels, panels, stride, x, columns, y);
+}
+
+INLINE void vector_all(enum pack pack, int64_t n_panels, const uint8_t *panels, int64_t stride,
+                       const float *x, int64_t columns, float *y)
+{
+    int64_t p = 0;
+    for (; p + PANELS_AT_ONCE <= n_panels; p += PANELS_AT_ONCE)
+        vector_any(pack, PANELS_AT_ONCE, panels + p * stride, stride, x, columns, y + p * PANEL);
+    for (; p < n_panels; p++)
+        vector_any(pack, 1, panels + p * stride, stride, x, columns, y + p * PANEL);
+}
+
+static void panels_vector(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
+                          const float *x, int64_t columns, float *y)
 {
     switch (pack) { /* one specialised loop each */
-    case PACK_F32: vector_plain(PACK_F32, panel, x, columns, y); return;
-    case PACK_F16: vector_plain(PACK_F16, panel, x, columns, y); return;
-    case PACK_BF16: vector_plain(PACK_BF16, panel, x, columns, y); return;
-    case PACK_Q8_0: vector_groups(PACK_Q8_0, panel, x, columns, y); return;
-    case PACK_Q5_1: vector_groups(PACK_Q5_1, panel, x, columns, y); return;
-    case PACK_Q4_0: vector_groups(PACK_Q4_0, panel, x, columns, y); return;
-    case PACK_Q4_1: vector_groups(PACK_Q4_1, panel, x, columns, y); return;
-    case PACK_Q4_K: vector_groups(PACK_Q4_K, panel, x, columns, y); return;
-    case PACK_Q5_K: vector_groups(PACK_Q5_K, panel, x, columns, y); return;
-    case PACK_Q6_K: vector_groups(PACK_Q6_K, panel, x, columns, y); return;
+    case PACK_F32: vector_all(PACK_F32, n_panels, panels, stride, x, columns, y); return;
+    case PACK_F16: vector_all(PACK_F16, n_panels, panels, stride, x, columns, y); return;
+    case PACK_BF16: vector_all(PACK_BF16, n_panels, panels, stride, x, columns, y); return;
+    case PACK_Q8_0: vector_all(PACK_Q8_0, n_panels, panels, stride, x, columns, y); return;
+    case PACK_Q5_1: vector_all(PACK_Q5_1, n_panels, panels, stride, x, columns, y); return;
+    case PACK_Q4_0: vector_all(PACK_Q4_0, n_panels, panels, stride, x, columns, y); return;
+    case PACK_Q4_1: vector_all(PACK_Q4_1, n_panels, panels, stride, x, columns, y); return;
+    case PACK_Q4_K: vector_all(PACK_Q4_K, n_panels, panels, stride, x, columns, y); return;
+    case PACK_Q5_K: vector_all(PACK_Q5_K, n_panels, panels, stride, x, columns, y); return;
+    case PACK_Q6_K: vector_all(PACK_Q6_K, n_panels, panels, stride, x, columns, y); return;
     }
 }
 
@@ -434,7 +464,7 @@ static void attend(const float *q, const float *keys, const float *values, int64
 
 const struct kernels TABLE(KERNEL_SET) = {
     .name = NAME(KERNEL_SET),
-    .panel_vector = panel_vector,
+    .panels_vector = panels_vector,
     .panel_expand = panel_expand,
     .panel_matrix = panel_matrix,
     .rmsnorm = rmsnorm,

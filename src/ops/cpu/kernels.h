@@ -56,9 +56,9 @@ enum { ATTENTION_CHUNK = 256 };
 struct kernels {
     const char *name;
 
-    /* y[16] = panel x, for one token. x: [columns] */
-    void (*panel_vector)(enum pack pack, const void *panel, const float *x, int64_t columns,
-                         float y[PANEL]);
+    /* y[n_panels * 16] = panels x, for one token. Panels lie `stride` bytes apart; x: [columns] */
+    void (*panels_vector)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
+                          const float *x, int64_t columns, float *y);
     /* A panel as fp32: out[columns][16] */
     void (*panel_expand)(enum pack pack, const void *panel, int64_t columns, float *out);
     /* y[t][0..16) = w x[t] for n tokens. w: [columns][16]; x: [n, x_stride]; y: [n, 16] */

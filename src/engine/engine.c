@@ -1,0 +1,473 @@
+/* engine.c - the loop: one turn takes what came in, runs one step, and says what came of it. */
+#include "engine/engine_internal.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+/* ---- lists of requests ------------------------------------------------------------------- */
+
+static void list_append(struct request_list *list, struct request *r)
+{
+    r->previous = list->last;
+    r->next = NULL;
+    *(list->last ? &list->last->next : &list->first) = r;
+    list->last = r;
+}
+
+static void list_remove(struct request_list *list, struct request *r)
+{
+    *(r->previous ? &r->previous->next : &list->first) = r->next;
+    *(r->next ? &r->next->previous : &list->last) = r->previous;
+}
+
+/* ---- events ------------------------------------------------------------------------------ */
+
+/* Hands the figures out, for linnet_engine_get_stats. */
+static void publish(linnet_engine *e)
+{
+    e->stats.n_running = scheduler_running(e->scheduler);
+    e->stats.n_waiting = scheduler_waiting(e->scheduler);
+    e->stats.n_blocks_free = block_free_count(e->blocks);
+    e->stats.n_preemptions = scheduler_preemptions(e->scheduler);
+    pthread_mutex_lock(&e->mutex);
+    e->published = e->stats;
+    e->last_turn = clock_seconds();
+    pthread_mutex_unlock(&e->mutex);
+}
+
+static void emit(struct choice *c, linnet_event *event)
+{
+    const struct sequence *q = &c->sequence;
+    event->request = c->request->id;
+    event->choice = c->index;
+    event->prompt_tokens = q->n_prompt;
+    event->prompt_done = c->prompt_done;
+    event->cached_tokens = q->n_cached;
+    event->completion_tokens = q->n_known - q->n_prompt;
+    c->request->on_event(c->request->user, event);
+}
+
+static linnet_timings timings(const struct choice *c)
+{
+    double now = clock_seconds(), submitted = c->request->submitted;
+    if (!c->started) return (linnet_timings){.queued_s = now - submitted};
+    double prefilled = c->first_token ? c->first_token : now;
+    return (linnet_timings){.queued_s = c->started - submitted,
+                            .prefill_s = prefilled - c->started,
+                            .decode_s = now - prefilled};
+}
+
+/* The last event of a choice. Its blocks are free before it is told. */
+static void finish(linnet_engine *e, struct choice *c, linnet_finish why, const linnet_error *error)
+{
+    if (c->sequence.state == SEQUENCE_FINISHED) return;
+    scheduler_remove(e->scheduler, &c->sequence);
+    c->request->n_active--;
+    publish(e);
+    linnet_event event = {.type = LINNET_EVENT_FINISHED,
+                          .text = "",
+                          .finish = why,
+                          .error = error,
+                          .timings = timings(c),
+                          .preemptions = c->sequence.n_preemptions};
+    if (c->detokenizer && !c->stopped)
+        detokenizer_finish(c->detokenizer, &event.text, &event.text_size);
+    emit(c, &event);
+}
+
+/* Forgets the requests that have nothing left to say. */
+static void reap(linnet_engine *e)
+{
+    for (struct request *r = e->requests.first, *next; r; r = next) {
+        next = r->next;
+        if (r->n_active > 0) continue;
+        pthread_mutex_lock(&e->mutex);
+        list_remove(&e->requests, r);
+        pthread_mutex_unlock(&e->mutex);
+        request_free(r);
+    }
+}
+
+/* ---- what comes in ----------------------------------------------------------------------- */
+
+/* Under the mutex. */
+static void empty_inbox(linnet_engine *e)
+{
+    for (struct request *r = e->inbox.first, *next; r; r = next) {
+        next = r->next;
+        list_append(&e->requests, r);
+    }
+    e->inbox = (struct request_list){NULL, NULL};
+    e->n_inbox = 0;
+}
+
+static void receive(linnet_engine *e)
+{
+    struct request *cancelled = NULL;
+    pthread_mutex_lock(&e->mutex);
+    struct request *added = e->inbox.first;
+    empty_inbox(e);
+    for (struct request *r = e->cancel_pending ? e->requests.first : NULL; r; r = r->next) {
+        if (!r->cancelled) continue;
+        r->next_cancelled = cancelled;
+        cancelled = r;
+    }
+    e->cancel_pending = false;
+    pthread_mutex_unlock(&e->mutex);
+
+    for (; added; added = added->next)
+        for (int32_t i = 0; i < added->n_choices; i++)
+            scheduler_add(e->scheduler, &added->choices[i].sequence);
+    for (struct request *r = cancelled; r; r = r->next_cancelled)
+        for (int32_t i = 0; i < r->n_choices; i++)
+            finish(e, &r->choices[i], LINNET_FINISH_CANCELLED, NULL);
+}
+
+/* Ends every request and takes no more; `error` says why to those who still try. */
+static void close_engine(linnet_engine *e, linnet_finish why, const linnet_error *error)
+{
+    pthread_mutex_lock(&e->mutex);
+    if (!e->closed.status) e->closed = *error;
+    empty_inbox(e);
+    pthread_mutex_unlock(&e->mutex);
+    for (struct request *r = e->requests.first; r; r = r->next)
+        for (int32_t i = 0; i < r->n_choices; i++)
+            finish(e, &r->choices[i], why, why == LINNET_FINISH_ERROR ? error : NULL);
+    reap(e);
+    publish(e);
+}
+
+/* ---- a step ------------------------------------------------------------------------------ */
+
+static void add_tokens(linnet_engine *e, const struct planned *p)
+{
+    const struct sequence *q = p->sequence;
+    struct step_arrays *a = &e->arrays;
+    struct step *s = &e->step;
+    for (int32_t position = p->begin; position < p->begin + p->count; position++) {
+        int32_t i = s->n_tokens++;
+        a->token_ids[i] = q->tokens[position];
+        a->positions[i] = position;
+        a->slot_mapping[i] =
+            q->blocks[position / BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS;
+        if (s->rope_lens) a->rope_lens[i] = position < q->n_prompt ? q->n_prompt : position + 1;
+    }
+}
+
+static bool gives_logits(const struct planned *p)
+{
+    return p->begin + p->count == p->sequence->n_known;
+}
+
+static void build_step(linnet_engine *e, const struct planned *items, int32_t n)
+{
+    struct step_arrays *a = &e->arrays;
+    struct step *s = &e->step;
+    s->n_tokens = s->n_logits = 0;
+    s->n_seqs = n;
+    for (int32_t i = 0; i < n; i++) {
+        const struct sequence *q = items[i].sequence;
+        a->query_start[i] = s->n_tokens;
+        add_tokens(e, &items[i]);
+        a->context_lens[i] = items[i].begin + items[i].count;
+        memcpy(a->block_tables + (size_t)i * (size_t)s->max_blocks, q->blocks,
+               (size_t)q->n_blocks * sizeof *q->blocks);
+        if (gives_logits(&items[i])) a->logit_rows[s->n_logits++] = s->n_tokens - 1;
+    }
+    a->query_start[n] = s->n_tokens;
+}
+
+/* Notes a first admission before the step, so that the wait ends where the work begins. */
+static void note_started(linnet_engine *e, struct choice *c, double now)
+{
+    if (c->started) return;
+    c->started = now;
+    e->stats.prompt_tokens += c->sequence.n_prompt;
+    e->stats.cached_tokens += c->sequence.n_cached;
+}
+
+static void report_prompt(struct choice *c)
+{
+    const struct sequence *q = &c->sequence;
+    int32_t done = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
+    if (done <= c->prompt_done) return; /* decoding, or computed again after a preemption */
+    c->prompt_done = done;
+    linnet_event event = {.type = LINNET_EVENT_PROMPT, .text = ""};
+    emit(c, &event);
+}
+
+static bool is_end(const struct request *r, int32_t id)
+{
+    for (int32_t i = 0; i < r->n_ends; i++)
+        if (r->ends[i] == id) return true;
+    return false;
+}
+
+/* Appends a chosen token and tells it. End tokens, then stop strings, then the length end it. */
+static void accept_token(linnet_engine *e, struct choice *c, const struct sample *sample)
+{
+    struct request *r = c->request;
+    struct sequence *q = &c->sequence;
+    q->tokens[q->n_known++] = sample->id;
+    e->stats.generated_tokens++;
+    if (!c->first_token) c->first_token = clock_seconds();
+
+    linnet_event event = {.type = LINNET_EVENT_TOKEN, .text = "", .token = sample->id};
+    linnet_logprob top[SAMPLER_MAX_LOGPROBS];
+    if (r->n_logprobs >= 0) {
+        for (int32_t i = 0; i < sample->n_top; i++)
+            top[i] = (linnet_logprob){sample->top[i].id, sample->top[i].logprob};
+        event.has_logprobs = true;
+        event.logprob = sample->logprob;
+        event.top = top;
+        event.n_top = (size_t)sample->n_top;
+    }
+    bool end = is_end(r, sample->id);
+    if (c->detokenizer && (!end || r->include_stop))
+        c->stopped = detokenizer_push(c->detokenizer, sample->id, &event.text, &event.text_size);
+    emit(c, &event);
+    if (end || c->stopped)
+        finish(e, c, LINNET_FINISH_STOP, NULL);
+    else if (q->n_known - q->n_prompt == r->max_tokens)
+        finish(e, c, LINNET_FINISH_LENGTH, NULL);
+}
+
+static void choose_token(linnet_engine *e, struct choice *c, const float *logits)
+{
+    const struct request *r = c->request;
+    const struct sequence *q = &c->sequence;
+    const struct tokenizer *t = e->config.tokenizer;
+    int32_t n_output = q->n_known - q->n_prompt;
+    int32_t n_allowed = t ? tokenizer_size(t) : e->config.n_vocab;
+    struct sample_context context = {
+        .tokens = q->tokens,
+        .n_prompt = q->n_prompt,
+        .n_output = n_output,
+        .banned = r->ends,
+        .n_banned = n_output < r->min_tokens ? r->n_ends : 0,
+        .n_allowed = n_allowed < e->config.n_vocab ? n_allowed : e->config.n_vocab,
+        .stream = (uint64_t)c->index,
+    };
+    struct sample sample;
+    linnet_error error = {0};
+    if (sampler_choose(e->sampler, logits, &r->sampling, &context, r->n_logprobs, &sample, &error))
+        finish(e, c, LINNET_FINISH_ERROR, &error);
+    else
+        accept_token(e, c, &sample);
+}
+
+static linnet_status run_step(linnet_engine *e, const struct planned *items, int32_t n,
+                              linnet_error *err)
+{
+    double begin = clock_seconds();
+    for (int32_t i = 0; i < n; i++) note_started(e, items[i].sequence->owner, begin);
+    build_step(e, items, n);
+    linnet_status status = e->config.runner.step(e->config.runner.self, &e->step, err);
+    if (status) return status;
+    scheduler_commit(e->scheduler);
+    e->stats.n_steps++;
+    for (int32_t i = 0, row = 0; i < n; i++) {
+        struct choice *c = items[i].sequence->owner;
+        bool logits = gives_logits(&items[i]); /* before the new token changes n_known */
+        report_prompt(c);
+        if (logits) choose_token(e, c, e->config.runner.logits(e->config.runner.self, row++));
+    }
+    e->stats.step_seconds += clock_seconds() - begin;
+    return LINNET_OK;
+}
+
+bool engine_turn(linnet_engine *e)
+{
+    linnet_error err = {0};
+    linnet_status status = LINNET_OK;
+    const struct planned *items;
+    receive(e);
+    reap(e);
+    int32_t n = scheduler_plan(e->scheduler, &items);
+    if (n > 0)
+        status = run_step(e, items, n, &err);
+    else if (e->requests.first)
+        status = error_set(&err, LINNET_INTERNAL, "the scheduler finds nothing to do");
+    if (status) {
+        error_prefix(&err, "the engine has stopped");
+        close_engine(e, LINNET_FINISH_ERROR, &err);
+    }
+    reap(e);
+    publish(e);
+    return e->requests.first != NULL;
+}
+
+/* ---- the thread -------------------------------------------------------------------------- */
+
+/* Sleeps while there is nothing to do. False: stop. */
+static bool wait_for_work(linnet_engine *e)
+{
+    pthread_mutex_lock(&e->mutex);
+    e->idle = true;
+    while (!e->stopping && !e->inbox.first && !e->requests.first)
+        pthread_cond_wait(&e->wake, &e->mutex);
+    e->idle = false;
+    e->last_turn = clock_seconds();
+    bool go_on = !e->stopping;
+    pthread_mutex_unlock(&e->mutex);
+    return go_on;
+}
+
+static void shut_down(linnet_engine *e)
+{
+    linnet_error err;
+    error_set(&err, LINNET_CANCELLED, "the engine is shutting down");
+    close_engine(e, LINNET_FINISH_CANCELLED, &err);
+}
+
+static void *engine_main(void *arg)
+{
+    linnet_engine *e = arg;
+    while (wait_for_work(e)) engine_turn(e);
+    shut_down(e);
+    return NULL;
+}
+
+linnet_status engine_start_thread(linnet_engine *e, linnet_error *err)
+{
+    /* Signals are the program's affair: they must not land on a thread it does not know. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    e->has_thread = pthread_create(&e->thread, NULL, engine_main, e) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return e->has_thread
+               ? LINNET_OK
+               : error_set(err, LINNET_MEMORY, "the system gives no thread to the engine");
+}
+
+/* ---- life -------------------------------------------------------------------------------- */
+
+static linnet_status reserve_step(linnet_engine *e, linnet_error *err)
+{
+    const struct limits *limits = &e->config.limits;
+    size_t max_tokens = (size_t)limits->max_tokens, max_seqs = (size_t)limits->max_seqs;
+    size_t max_blocks = (size_t)blocks_for(limits->max_context);
+    size_t count = 4 * max_tokens + 3 * max_seqs + 1 + max_seqs * max_blocks;
+    e->numbers = mem_new(count, sizeof *e->numbers);
+    if (!e->numbers) return error_memory(err, "the step", count * sizeof *e->numbers);
+    struct step_arrays *a = &e->arrays;
+    a->token_ids = e->numbers;
+    a->positions = a->token_ids + max_tokens;
+    a->slot_mapping = a->positions + max_tokens;
+    a->rope_lens = a->slot_mapping + max_tokens;
+    a->query_start = a->rope_lens + max_tokens;
+    a->context_lens = a->query_start + max_seqs + 1;
+    a->logit_rows = a->context_lens + max_seqs;
+    a->block_tables = a->logit_rows + max_seqs;
+    e->step = (struct step){.max_blocks = (int32_t)max_blocks,
+                            .token_ids = a->token_ids,
+                            .positions = a->positions,
+                            .slot_mapping = a->slot_mapping,
+                            .query_start = a->query_start,
+                            .context_lens = a->context_lens,
+                            .block_tables = a->block_tables,
+                            .logit_rows = a->logit_rows,
+                            .rope_lens = e->config.dynamic_rope_context ? a->rope_lens : NULL};
+    return LINNET_OK;
+}
+
+linnet_status engine_open(const struct engine_config *config, linnet_engine **out,
+                          linnet_error *err)
+{
+    linnet_engine *e = mem_new(1, sizeof *e);
+    if (!e) {
+        if (config->runner.close) config->runner.close(config->runner.self);
+        return error_memory(err, "the engine", sizeof *e);
+    }
+    e->config = *config;
+    e->idle = true;
+    pthread_mutex_init(&e->mutex, NULL);
+    pthread_cond_init(&e->wake, NULL);
+    struct block_manager_options blocks = {.n_blocks = config->limits.n_blocks,
+                                           .prefix_caching = config->prefix_caching,
+                                           .hash_seed = config->hash_seed};
+    linnet_status status = block_manager_create(&blocks, &e->blocks, err);
+    if (!status)
+        status = scheduler_create(e->blocks, config->limits.max_seqs, config->limits.max_tokens,
+                                  &e->scheduler, err);
+    if (!status) status = sampler_create(config->n_vocab, &e->sampler, err);
+    if (!status) status = reserve_step(e, err);
+    if (status) {
+        linnet_engine_destroy(e);
+        return status;
+    }
+    e->stats.n_blocks = config->limits.n_blocks;
+    publish(e);
+    *out = e;
+    return LINNET_OK;
+}
+
+void linnet_engine_destroy(linnet_engine *e)
+{
+    if (!e) return;
+    if (e->has_thread) {
+        pthread_mutex_lock(&e->mutex);
+        e->stopping = true;
+        pthread_cond_signal(&e->wake);
+        pthread_mutex_unlock(&e->mutex);
+        pthread_join(e->thread, NULL);
+    } else if (e->sampler) {
+        shut_down(e);
+    }
+    if (e->config.runner.close) e->config.runner.close(e->config.runner.self);
+    if (e->sampler) sampler_destroy(e->sampler);
+    scheduler_destroy(e->scheduler);
+    if (e->blocks) block_manager_destroy(e->blocks);
+    pthread_cond_destroy(&e->wake);
+    pthread_mutex_destroy(&e->mutex);
+    free(e->numbers);
+    free(e);
+}
+
+/* ---- from other threads ------------------------------------------------------------------ */
+
+linnet_status linnet_engine_submit(linnet_engine *e, const linnet_request *request, uint64_t *id,
+                                   linnet_error *err)
+{
+    struct request *r;
+    linnet_status status = request_create(&e->config, request, &r, err);
+    if (status) return status;
+    pthread_mutex_lock(&e->mutex);
+    status = e->closed.status;
+    if (status) {
+        error_set(err, status, "%s", e->closed.message);
+    } else {
+        r->id = ++e->last_id;
+        if (id) *id = r->id; /* before the first event can come */
+        list_append(&e->inbox, r);
+        e->n_inbox += r->n_choices;
+        pthread_cond_signal(&e->wake);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    if (status) request_free(r);
+    return status;
+}
+
+void linnet_engine_cancel(linnet_engine *e, uint64_t id)
+{
+    pthread_mutex_lock(&e->mutex);
+    struct request *lists[] = {e->inbox.first, e->requests.first};
+    for (int i = 0; i < 2; i++)
+        for (struct request *r = lists[i]; r; r = r->next)
+            if (r->id == id) r->cancelled = e->cancel_pending = true;
+    pthread_mutex_unlock(&e->mutex);
+}
+
+void linnet_engine_get_stats(linnet_engine *e, linnet_stats *stats)
+{
+    pthread_mutex_lock(&e->mutex);
+    *stats = e->published;
+    stats->n_waiting += e->n_inbox;
+    stats->last_step_age_s = e->idle ? 0 : clock_seconds() - e->last_turn;
+    pthread_mutex_unlock(&e->mutex);
+}

@@ -1,0 +1,218 @@
+/* plan.c - what an engine will take, decided before anything is loaded. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/threads.h"
+#include "engine/api_internal.h"
+#include "model/decoder.h"
+
+enum {
+    DEFAULT_SEQS = 64,
+    DEFAULT_BATCHED_TOKENS = 512,
+    MAX_SEQS = 4096,
+    MAX_BATCHED_TOKENS = 1 << 18,
+    MAX_BLOCKS = INT32_MAX / BLOCK_TOKENS, /* slots are 32-bit numbers */
+    TOKENS_PER_SEQ = 1024                  /* for which the cache has room by default */
+};
+
+static int64_t minimum(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- the machine ------------------------------------------------------------------------- */
+
+/* "KEY   12345 kB" of a file of such lines, in units of the file; -1 if it is not there. */
+static int64_t read_figure(const char *path, const char *key)
+{
+    char line[256];
+    long long value = -1;
+    size_t n = strlen(key);
+    FILE *f = fopen(path, "r");
+    while (f && value < 0 && fgets(line, sizeof line, f))
+        if (strncmp(line, key, n) == 0 && sscanf(line + n, "%lld", &value) != 1) value = -1;
+    if (f) fclose(f);
+    return value;
+}
+
+/* Bytes that this process may still take: the machine's and its control group's. */
+static int64_t available_memory(void)
+{
+    int64_t kilobytes = read_figure("/proc/meminfo", "MemAvailable:");
+    int64_t available = kilobytes < 0 ? INT64_MAX : kilobytes * 1024;
+    int64_t limit = read_figure("/sys/fs/cgroup/memory.max", "");
+    int64_t used = read_figure("/sys/fs/cgroup/memory.current", "");
+    int64_t cached = read_figure("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    if (limit < 0 || used < 0) return available; /* "max": no limit */
+    int64_t left = limit - used + (cached > 0 ? cached : 0);
+    return minimum(available, left > 0 ? left : 0);
+}
+
+/* ---- options ----------------------------------------------------------------------------- */
+
+linnet_status find_device(const char *name, struct device *out, linnet_error *err)
+{
+    static const struct {
+        const char *kernels, *text;
+    } texts[] = {{"avx512", "cpu (avx512)"}, {"avx2", "cpu (avx2)"}, {"generic", "cpu (generic)"}};
+    if (!name || strcmp(name, "auto") == 0 || strcmp(name, "cpu") == 0) {
+        *out = (struct device){&ops_cpu, "cpu"};
+        for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+            if (strcmp(ops_cpu_kernels(), texts[i].kernels) == 0) out->text = texts[i].text;
+        return LINNET_OK;
+    }
+    if (strcmp(name, "cuda") == 0 || strncmp(name, "cuda:", 5) == 0)
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "device \"%s\": this version computes on the CPU only; use \"cpu\" or "
+                         "\"auto\"",
+                         name);
+    return error_set(err, LINNET_INVALID,
+                     "device \"%s\" is unknown: use \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"",
+                     name);
+}
+
+static linnet_status check_option(const char *name, int64_t value, int64_t high, linnet_error *err)
+{
+    if (value >= 0 && value <= high) return LINNET_OK;
+    return error_set(err, LINNET_INVALID, "%s must be between 1 and %lld, not %lld", name,
+                     (long long)high, (long long)value);
+}
+
+static linnet_status check_options(const linnet_engine_options *o, const struct model_config *c,
+                                   linnet_error *err)
+{
+    linnet_status status = check_option("threads", o->threads, 1024, err);
+    if (!status) status = check_option("max_num_seqs", o->max_num_seqs, MAX_SEQS, err);
+    if (!status)
+        status = check_option("max_num_batched_tokens", o->max_num_batched_tokens,
+                              MAX_BATCHED_TOKENS, err);
+    if (!status) status = check_option("max_model_len", o->max_model_len, INT32_MAX, err);
+    if (!status) status = check_option("kv_cache_memory", o->kv_cache_memory, INT64_MAX, err);
+    if (status) return status;
+    if (o->max_num_seqs && o->max_num_batched_tokens && o->max_num_seqs > o->max_num_batched_tokens)
+        return error_set(err, LINNET_INVALID,
+                         "max_num_seqs %d is more than max_num_batched_tokens %d: each sequence "
+                         "needs a token in the step",
+                         o->max_num_seqs, o->max_num_batched_tokens);
+    if (o->max_model_len > c->context_length)
+        return error_set(err, LINNET_TOO_LONG,
+                         "max_model_len %d: the model was made for %d tokens; that is the largest",
+                         o->max_model_len, c->context_length);
+    if (o->max_model_len == 1)
+        return error_set(err, LINNET_INVALID,
+                         "max_model_len 1 leaves no token for an answer: the least is 2");
+    return LINNET_OK;
+}
+
+/* ---- the cache --------------------------------------------------------------------------- */
+
+/* The cache's size is given: the context is what fits it. */
+static linnet_status plan_given_cache(const linnet_engine_options *o, int32_t model_length,
+                                      int64_t block, linnet_plan *plan, linnet_error *err)
+{
+    int64_t n_blocks = minimum(o->kv_cache_memory / block, MAX_BLOCKS);
+    int64_t fits = minimum(n_blocks * BLOCK_TOKENS, model_length);
+    int64_t length = o->max_model_len ? o->max_model_len : fits;
+    if (length > fits || length < 2)
+        return error_set(
+            err, LINNET_TOO_LONG,
+            "kv_cache_memory of %lld bytes holds %lld tokens and one sequence may have "
+            "%lld: the largest max_model_len is %lld, or give at least %lld bytes",
+            (long long)o->kv_cache_memory, (long long)(n_blocks * BLOCK_TOKENS),
+            (long long)(length < 2 ? 2 : length), (long long)fits,
+            (long long)(blocks_for((int32_t)(length < 2 ? 2 : length)) * block));
+    plan->n_blocks = (int32_t)n_blocks;
+    plan->max_model_len = (int32_t)length;
+    return LINNET_OK;
+}
+
+/*
+ * The cache's size is ours to choose: a context of the model's length if a quarter of the memory
+ * that is left holds it, else what that holds; and room for TOKENS_PER_SEQ tokens of each
+ * sequence, within the same quarter. A length that was asked for may take all that is left.
+ */
+static linnet_status plan_own_cache(const linnet_engine_options *o, int32_t model_length,
+                                    int64_t block, int64_t left, linnet_plan *plan,
+                                    linnet_error *err)
+{
+    int64_t most = minimum(left / block, MAX_BLOCKS), quarter = most / 4;
+    int64_t length = o->max_model_len;
+    if (!length) length = minimum(model_length, quarter * BLOCK_TOKENS);
+    if (length < 2 || blocks_for((int32_t)length) > most)
+        return error_set(err, LINNET_MEMORY,
+                         "a context of %lld tokens needs %lld bytes of cache and %lld are left "
+                         "beside the weights: the largest max_model_len that fits is %lld",
+                         (long long)length,
+                         (long long)(blocks_for((int32_t)(length < 2 ? 2 : length)) * block),
+                         (long long)left, (long long)minimum(model_length, most * BLOCK_TOKENS));
+    int64_t each = minimum(length, TOKENS_PER_SEQ);
+    int64_t wanted = plan->max_num_seqs * (int64_t)blocks_for((int32_t)each);
+    int64_t n_blocks = minimum(wanted, quarter), least = blocks_for((int32_t)length);
+    plan->n_blocks = (int32_t)(n_blocks > least ? n_blocks : least);
+    plan->max_model_len = (int32_t)length;
+    return LINNET_OK;
+}
+
+struct limits plan_limits(const linnet_plan *plan)
+{
+    return (struct limits){.max_tokens = plan->max_num_batched_tokens,
+                           .max_logits = plan->max_num_seqs,
+                           .max_seqs = plan->max_num_seqs,
+                           .max_context = plan->max_model_len,
+                           .n_blocks = plan->n_blocks};
+}
+
+static void plan_batch(const linnet_engine_options *o, linnet_plan *plan)
+{
+    int32_t seqs = o->max_num_seqs, tokens = o->max_num_batched_tokens;
+    if (!seqs) seqs = tokens && tokens < DEFAULT_SEQS ? tokens : DEFAULT_SEQS;
+    if (!tokens) tokens = seqs > DEFAULT_BATCHED_TOKENS ? seqs : DEFAULT_BATCHED_TOKENS;
+    plan->max_num_seqs = seqs;
+    plan->max_num_batched_tokens = tokens;
+}
+
+linnet_status linnet_engine_plan(const linnet_model *m, const linnet_engine_options *options,
+                                 linnet_plan *plan, linnet_error *err)
+{
+    static const linnet_engine_options defaults = {0};
+    const linnet_engine_options *o = options ? options : &defaults;
+    const struct model_config *config = &m->config;
+    struct device device;
+    if (!m->checkpoint)
+        return error_set(err, LINNET_INVALID, "%s is a tokenizer without a model", m->path);
+    linnet_status status = find_device(o->device, &device, err);
+    if (!status) status = check_options(o, config, err);
+    *plan = (linnet_plan){.block_tokens = BLOCK_TOKENS};
+    if (!status)
+        status = decoder_check_tensors(m->checkpoint, config, device.ops, &plan->weights, err);
+    if (status) return status;
+    plan->device = device.text;
+    plan->threads = o->threads ? o->threads : pool_default_threads();
+    plan->available = available_memory();
+    plan_batch(o, plan);
+    struct limits limits = plan_limits(plan);
+    limits.max_context = o->max_model_len ? o->max_model_len : config->context_length;
+    plan->activations = device.ops->buffer_bytes(&config->shape, &limits);
+    int64_t block = device.ops->cache_bytes(&config->shape, 1);
+    plan->kv_bytes_per_token = block / BLOCK_TOKENS;
+    int64_t left = plan->available - plan->weights - plan->activations;
+    if (left < 0)
+        return error_set(err, LINNET_MEMORY,
+                         "the weights need %lld bytes and the activations %lld, and %lld are "
+                         "available: use a smaller or more quantized model, or lower "
+                         "max_num_batched_tokens",
+                         (long long)plan->weights, (long long)plan->activations,
+                         (long long)plan->available);
+    status = o->kv_cache_memory ? plan_given_cache(o, config->context_length, block, plan, err)
+                                : plan_own_cache(o, config->context_length, block, left, plan, err);
+    if (status) return status;
+    plan->kv_cache = plan->n_blocks * block;
+    plan->total = plan->weights + plan->kv_cache + plan->activations;
+    if (plan->kv_cache > left)
+        return error_set(err, LINNET_MEMORY,
+                         "kv_cache_memory of %lld bytes is more than the %lld that are left beside "
+                         "the weights: the largest max_model_len that fits is %lld",
+                         (long long)plan->kv_cache, (long long)left,
+                         (long long)minimum(config->context_length, left / block * BLOCK_TOKENS));
+    return LINNET_OK;
+}

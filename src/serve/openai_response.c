@@ -1,0 +1,245 @@
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "serve/openai.h"
+
+/* ---- errors -------------------------------------------------------------------------------- */
+
+int openai_http_status(linnet_status status)
+{
+    switch (status) {
+    case LINNET_OK: return 200;
+    case LINNET_INVALID:
+    case LINNET_UNSUPPORTED:
+    case LINNET_TOO_LONG: return 400;
+    case LINNET_MEMORY: return 503;
+    default: return 500;
+    }
+}
+
+json_t *openai_error(const struct openai_fault *fault)
+{
+    int http = openai_http_status(fault->error.status);
+    const char *type = http == 400   ? "invalid_request_error"
+                       : http == 503 ? "unavailable_error"
+                                     : "server_error";
+    json_t *code = fault->error.status == LINNET_TOO_LONG ? json_string("context_length_exceeded")
+                                                          : json_null();
+    json_t *param = fault->field[0] ? json_string(fault->field) : json_null();
+    return json_pack("{s:{s:o,s:s,s:o,s:o}}", "error", "message",
+                     openai_text(fault->error.message, strlen(fault->error.message)), "type", type,
+                     "param", param, "code", code);
+}
+
+/* ---- answers as they grow ------------------------------------------------------------------ */
+
+static void add_token(struct openai_answer *a, const linnet_event *event)
+{
+    if (!mem_reserve((void **)&a->tokens, &a->token_capacity, a->n_tokens + 1, sizeof *a->tokens) ||
+        !mem_reserve((void **)&a->top, &a->top_capacity, a->n_top + event->n_top, sizeof *a->top)) {
+        a->failed = true;
+        return;
+    }
+    a->tokens[a->n_tokens++] =
+        (struct openai_token){event->token, event->has_logprobs ? event->logprob : 0, a->n_top,
+                              event->n_top, a->text.size};
+    if (event->n_top) memcpy(a->top + a->n_top, event->top, event->n_top * sizeof *a->top);
+    a->n_top += event->n_top;
+    a->has_logprobs |= event->has_logprobs;
+}
+
+void openai_answer_add(struct openai_answer *answer, const linnet_event *event)
+{
+    answer->prompt_tokens = event->prompt_tokens;
+    answer->cached_tokens = event->cached_tokens;
+    answer->completion_tokens = event->completion_tokens;
+    if (event->type == LINNET_EVENT_PROMPT) return;
+    if (event->type == LINNET_EVENT_TOKEN) add_token(answer, event);
+    if (event->text_size) strbuf_append(&answer->text, event->text, event->text_size);
+    if (event->type != LINNET_EVENT_FINISHED) return;
+    answer->finish = event->finish;
+    answer->timings = event->timings;
+    if (event->error) answer->error = *event->error;
+    if (!answer->failed && !answer->text.failed) return;
+    answer->failed = true;
+    answer->finish = LINNET_FINISH_ERROR;
+    error_memory(&answer->error, "the answer's text", answer->text.size);
+}
+
+void openai_answer_free(struct openai_answer *answer)
+{
+    strbuf_free(&answer->text);
+    free(answer->tokens);
+    free(answer->top);
+    *answer = (struct openai_answer){0};
+}
+
+/* ---- responses ----------------------------------------------------------------------------- */
+
+json_t *openai_text(const char *bytes, size_t n)
+{
+    json_t *text = json_stringn(bytes, n);
+    if (text) return text;
+    struct strbuf clean = {0};
+    for (size_t i = 0; i < n;) {
+        json_t *good = NULL;
+        size_t length = 1;
+        for (; length <= 4 && i + length <= n; length++)
+            if ((good = json_stringn(bytes + i, length))) break;
+        json_decref(good);
+        if (good)
+            strbuf_append(&clean, bytes + i, length);
+        else
+            strbuf_utf8(&clean, 0xFFFD);
+        i += good ? length : 1;
+    }
+    text = clean.failed ? NULL : json_stringn(strbuf_cstr(&clean), clean.size);
+    strbuf_free(&clean);
+    return text;
+}
+
+void openai_make_id(enum openai_endpoint endpoint, char id[OPENAI_ID_SIZE])
+{
+    unsigned char bytes[12];
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) {
+        double now = clock_seconds();
+        memset(bytes, 0, sizeof bytes);
+        memcpy(bytes, &now, sizeof now);
+    }
+    int n = snprintf(id, OPENAI_ID_SIZE, "%s-", endpoint == OPENAI_CHAT ? "chatcmpl" : "cmpl");
+    for (size_t i = 0; i < sizeof bytes; i++) n += snprintf(id + n, 3, "%02x", bytes[i]);
+}
+
+/* JSON has no infinity; -9999 is what other servers say. */
+static json_t *logprob_json(float logprob)
+{
+    return json_real(isfinite(logprob) ? (double)logprob : -9999.0);
+}
+
+/* The text of one token, empty if it has none. linnet_free it; may be NULL with *n = 0. */
+static char *token_text(const linnet_model *model, int32_t id, size_t *n)
+{
+    char *text = NULL;
+    *n = 0;
+    if (linnet_detokenize(model, &id, 1, 0, &text, n, NULL)) return NULL;
+    return text;
+}
+
+static json_t *chat_token(const linnet_model *model, int32_t id, float logprob)
+{
+    size_t n;
+    char *text = token_text(model, id, &n);
+    json_t *bytes = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(bytes, json_integer((uint8_t)text[i]));
+    json_t *token = json_pack("{s:o,s:o,s:o}", "token", openai_text(text ? text : "", n), "logprob",
+                              logprob_json(logprob), "bytes", bytes);
+    linnet_free(text);
+    return token;
+}
+
+static json_t *chat_logprobs(const linnet_model *model, const struct openai_answer *a)
+{
+    json_t *content = json_array();
+    for (size_t i = 0; i < a->n_tokens; i++) {
+        const struct openai_token *token = &a->tokens[i];
+        json_t *entry = chat_token(model, token->id, token->logprob), *top = json_array();
+        for (size_t k = token->first_top; k < token->first_top + token->n_top; k++)
+            json_array_append_new(top, chat_token(model, a->top[k].id, a->top[k].logprob));
+        json_object_set_new(entry, "top_logprobs", top);
+        json_array_append_new(content, entry);
+    }
+    return json_pack("{s:o}", "content", content);
+}
+
+static json_t *completion_logprobs(const linnet_model *model, const struct openai_answer *a)
+{
+    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(),
+           *offsets = json_array();
+    for (size_t i = 0; i < a->n_tokens; i++) {
+        const struct openai_token *token = &a->tokens[i];
+        size_t n;
+        char *text = token_text(model, token->id, &n);
+        json_t *top = json_object();
+        json_array_append_new(tokens, openai_text(text ? text : "", n));
+        linnet_free(text);
+        for (size_t k = token->first_top; k < token->first_top + token->n_top; k++) {
+            text = token_text(model, a->top[k].id, &n);
+            json_t *key = openai_text(text ? text : "", n);
+            json_object_setn_new(top, json_string_value(key), json_string_length(key),
+                                 logprob_json(a->top[k].logprob));
+            json_decref(key);
+            linnet_free(text);
+        }
+        json_array_append_new(values, logprob_json(token->logprob));
+        json_array_append_new(tops, top);
+        json_array_append_new(offsets, json_integer((json_int_t)token->text_offset));
+    }
+    return json_pack("{s:o,s:o,s:o,s:o}", "tokens", tokens, "token_logprobs", values,
+                     "top_logprobs", tops, "text_offset", offsets);
+}
+
+static json_t *ids_json(const int32_t *ids, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(list, json_integer(ids[i]));
+    return list;
+}
+
+static json_t *choice_json(const linnet_model *model, const struct openai_request *request,
+                           const struct openai_answer *a, size_t index)
+{
+    bool chat = request->endpoint == OPENAI_CHAT;
+    json_t *text = openai_text(strbuf_cstr(&a->text), a->text.size);
+    json_t *choice = json_pack("{s:I}", "index", (json_int_t)index);
+    if (chat)
+        json_object_set_new(
+            choice, "message",
+            json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", text, "refusal"));
+    else
+        json_object_set_new(choice, "text", text);
+    json_t *logprobs = !a->has_logprobs ? json_null()
+                       : chat           ? chat_logprobs(model, a)
+                                        : completion_logprobs(model, a);
+    json_object_set_new(choice, "logprobs", logprobs);
+    json_object_set_new(choice, "finish_reason", json_string(linnet_finish_name(a->finish)));
+    if (!request->return_token_ids) return choice;
+    const struct openai_prompt *prompt = &request->prompts[index / (size_t)request->request.n];
+    json_t *ids = json_array();
+    for (size_t i = 0; i < a->n_tokens; i++)
+        json_array_append_new(ids, json_integer(a->tokens[i].id));
+    json_object_set_new(choice, "token_ids", ids);
+    json_object_set_new(choice, "prompt_token_ids", ids_json(prompt->ids, prompt->n));
+    return choice;
+}
+
+json_t *openai_usage(const struct openai_answer *answers, size_t n_answers, size_t n_per_prompt)
+{
+    json_int_t prompt = 0, cached = 0, completion = 0;
+    for (size_t i = 0; i < n_answers; i++) {
+        completion += answers[i].completion_tokens;
+        if (i % n_per_prompt) continue;
+        prompt += answers[i].prompt_tokens;
+        cached += answers[i].cached_tokens;
+    }
+    return json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
+                     completion, "total_tokens", prompt + completion, "prompt_tokens_details",
+                     "cached_tokens", cached);
+}
+
+json_t *openai_response(const linnet_model *model, const struct openai_request *request,
+                        const struct openai_reply *reply)
+{
+    json_t *choices = json_array();
+    for (size_t i = 0; i < reply->n_answers; i++)
+        json_array_append_new(choices, choice_json(model, request, &reply->answers[i], i));
+    const char *object = request->endpoint == OPENAI_CHAT ? "chat.completion" : "text_completion";
+    json_t *usage = openai_usage(reply->answers, reply->n_answers, (size_t)request->request.n);
+    return json_pack("{s:s,s:s,s:I,s:o,s:n,s:o,s:o}", "id", reply->id, "object", object, "created",
+                     (json_int_t)reply->created, "model",
+                     openai_text(reply->model_name, strlen(reply->model_name)),
+                     "system_fingerprint", "choices", choices, "usage", usage);
+}

@@ -1,0 +1,312 @@
+/*
+ * The promise of docs/numerics.md, bit for bit, at the level of a step: a sequence's logits do not
+ * depend on what else is in the step, how its tokens were cut into steps, which blocks it has, or
+ * how many threads compute. The oracle is the sequence alone, recomputed without any cache.
+ *
+ * Four of the five old bugs would show here: a key stored to or read from the wrong place, inputs
+ * that are not dense, [head, token] for [token, head], context_lens one step early or late; the
+ * fifth (an un-rotated q on one path) in test_goldens.
+ */
+#include "support.h"
+
+#include "base/random.h"
+#include "base/threads.h"
+#include "model/simple.h"
+
+enum {
+    MAX_SEQS = 24,
+    MAX_LEN = 192,
+    BLOCKS_A_SEQ = MAX_LEN / KV_BLOCK,
+    N_BLOCKS = MAX_SEQS * BLOCKS_A_SEQ,
+    MAX_TOKENS = 512
+};
+
+struct sequence {
+    int32_t tokens[MAX_LEN], n, n_prompt, done; /* done: tokens in the cache */
+    int32_t blocks[BLOCKS_A_SEQ];
+};
+
+struct world {
+    struct checkpoint *cp;
+    struct model_config config;
+    struct pool *pool;
+    struct decoder *decoder;
+    struct simple *simple;
+    int32_t vocab;
+};
+
+static void world_open(struct world *w, const char *path, const struct ops *ops, int threads)
+{
+    linnet_error err;
+    struct limits limits = {.max_tokens = MAX_TOKENS,
+                            .max_logits = MAX_TOKENS,
+                            .max_seqs = MAX_SEQS,
+                            .max_context = MAX_LEN,
+                            .n_blocks = N_BLOCKS};
+    assert_ok(checkpoint_open(path, &w->cp, &err), err);
+    assert_ok(model_config_read(w->cp, &w->config, &err), err);
+    assert_ok(pool_create(threads, &w->pool, &err), err);
+    assert_ok(
+        decoder_create(w->cp, &w->config, ops, w->pool, &limits, NULL, NULL, &w->decoder, &err),
+        err);
+    assert_ok(simple_create(w->decoder, &w->simple, &err), err);
+    w->vocab = w->config.shape.vocab;
+}
+
+static void world_close(struct world *w)
+{
+    simple_destroy(w->simple);
+    decoder_destroy(w->decoder);
+    pool_destroy(w->pool);
+    checkpoint_close(w->cp);
+}
+
+/* Sequence i: random tokens, its blocks scattered over the pool. */
+static void make_sequence(const struct world *w, int i, int32_t n, struct sequence *s)
+{
+    *s = (struct sequence){.n = n, .n_prompt = n};
+    for (int32_t t = 0; t < n; t++)
+        s->tokens[t] = (int32_t)(random_u64(11, (uint64_t)t, (uint64_t)i) % (uint64_t)w->vocab);
+    for (int32_t b = 0; b < BLOCKS_A_SEQ; b++)
+        s->blocks[b] = (i * BLOCKS_A_SEQ + b) * 47 % N_BLOCKS; /* 47 is coprime to the pool */
+}
+
+/*
+ * One step: the next counts[i] tokens of each sequence (0: left out). Logits of each sequence's
+ * last token of the step go to logits[i].
+ */
+static void run_step(struct world *w, struct sequence *seqs, const int32_t *counts, int n,
+                     float *const *logits)
+{
+    static int32_t ids[MAX_TOKENS], positions[MAX_TOKENS], slots[MAX_TOKENS], lens[MAX_TOKENS],
+        rope_lens[MAX_TOKENS], rows[MAX_TOKENS];
+    int32_t query_start[MAX_SEQS + 1] = {0}, tables[MAX_SEQS * BLOCKS_A_SEQ], of[MAX_SEQS];
+    linnet_error err;
+    struct step step = {.max_blocks = BLOCKS_A_SEQ,
+                        .token_ids = ids,
+                        .positions = positions,
+                        .slot_mapping = slots,
+                        .query_start = query_start,
+                        .context_lens = lens,
+                        .block_tables = tables,
+                        .logit_rows = rows,
+                        .rope_lens = rope_lens};
+    for (int i = 0; i < n; i++) {
+        struct sequence *s = &seqs[i];
+        if (!counts[i]) continue;
+        for (int32_t c = 0; c < counts[i]; c++, s->done++) {
+            int32_t t = step.n_tokens++, p = s->done;
+            ids[t] = s->tokens[p];
+            positions[t] = p;
+            slots[t] = s->blocks[p / KV_BLOCK] * KV_BLOCK + p % KV_BLOCK;
+            rope_lens[t] = s->n_prompt > p + 1 ? s->n_prompt : p + 1;
+        }
+        memcpy(tables + step.n_seqs * BLOCKS_A_SEQ, s->blocks, sizeof s->blocks);
+        lens[step.n_seqs] = s->done;
+        rows[step.n_logits] = step.n_tokens - 1;
+        of[step.n_logits++] = i;
+        query_start[++step.n_seqs] = step.n_tokens;
+    }
+    assert_ok(decoder_step(w->decoder, &step, &err), err);
+    for (int32_t i = 0; i < step.n_logits; i++)
+        memcpy(logits[of[i]], decoder_logits(w->decoder, i), (size_t)w->vocab * sizeof(float));
+}
+
+/* What sequence s must give: all its tokens in one go, alone, in blocks 0, 1, 2, ... */
+static void oracle(struct world *w, const struct sequence *s, float *logits)
+{
+    linnet_error err;
+    assert_ok(simple_forward(w->simple, s->tokens, s->n_prompt, 0, s->n, 0, false, logits, &err),
+              err);
+}
+
+static void expect_equal(const struct world *w, const float *got, const float *want,
+                         const char *what, int i)
+{
+    if (memcmp(got, want, (size_t)w->vocab * sizeof(float)) != 0)
+        fail_msg("%s: %s: sequence %d differs from itself alone", w->cp->path, what, i);
+}
+
+static float *rows_of(const struct world *w, int n, float **rows)
+{
+    float *all = calloc((size_t)n * (size_t)w->vocab, sizeof(float));
+    for (int i = 0; i < n; i++) rows[i] = all + (size_t)i * (size_t)w->vocab;
+    return all;
+}
+
+/* Batches of 1 to 24 sequences of all lengths: prefill of all, then three decode steps. */
+static void alone_equals_batch(struct world *w)
+{
+    static const int sizes[] = {1, 2, 3, 8, 17, 24};
+    static struct sequence seqs[MAX_SEQS];
+    float *got[MAX_SEQS], *all = rows_of(w, MAX_SEQS, got),
+                          *want = malloc((size_t)w->vocab * sizeof(float));
+    for (size_t b = 0; b < sizeof sizes / sizeof *sizes; b++) {
+        int32_t counts[MAX_SEQS];
+        for (int i = 0; i < sizes[b]; i++) {
+            make_sequence(w, i, 1 + (i * 13 + (int)b * 5) % 21, &seqs[i]);
+            counts[i] = seqs[i].n;
+        }
+        for (int round = 0; round < 4; round++) {
+            run_step(w, seqs, counts, sizes[b], got);
+            if (round == 3) break; /* the oracle needs the whole cache: compare at the end */
+            for (int i = 0; i < sizes[b]; i++) {
+                counts[i] = 1;
+                seqs[i].tokens[seqs[i].n++] = (i * 31 + round) % w->vocab;
+            }
+        }
+        for (int i = 0; i < sizes[b]; i++) {
+            oracle(w, &seqs[i], want);
+            expect_equal(w, got[i], want, "batch", i);
+        }
+    }
+    free(all), free(want);
+}
+
+/* One sequence of 150 tokens cut in every way; positions across several blocks and both sides. */
+static void whole_equals_chunks(struct world *w)
+{
+    static struct sequence s;
+    float *got[1], *all = rows_of(w, 1, got), *want = malloc((size_t)w->vocab * sizeof(float));
+    static const int32_t chunks[] = {1, 2, 7, 15, 16, 17, 64, 149, 150};
+    make_sequence(w, 3, 150, &s);
+    oracle(w, &s, want);
+    for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
+        s.done = 0;
+        while (s.done < s.n) {
+            int32_t count = s.n - s.done < chunks[c] ? s.n - s.done : chunks[c];
+            run_step(w, &s, &count, 1, got);
+        }
+        expect_equal(w, got[0], want, "chunks", chunks[c]);
+    }
+    s.done = 0; /* uneven pieces */
+    for (uint64_t i = 0; s.done < s.n; i++) {
+        int32_t left = s.n - s.done, count = 1 + (int32_t)(random_u64(5, i, 0) % 40);
+        if (count > left) count = left;
+        run_step(w, &s, &count, 1, got);
+    }
+    expect_equal(w, got[0], want, "uneven chunks", 0);
+    free(all), free(want);
+}
+
+/* Prefill chunks of some beside decoding others, blocks in a random order each time. */
+static void mixed_steps_equal_alone(struct world *w)
+{
+    enum { N = 6 };
+    static struct sequence seqs[N];
+    float *got[N], *all = rows_of(w, N, got), *want = malloc((size_t)w->vocab * sizeof(float));
+    for (uint64_t round = 0; round < 3; round++) {
+        int32_t order[N_BLOCKS], counts[N];
+        for (int b = 0; b < N_BLOCKS; b++) order[b] = b;
+        for (int b = N_BLOCKS - 1; b > 0; b--) {
+            int other = (int)(random_u64(17, (uint64_t)b, round) % (uint64_t)(b + 1)),
+                keep = order[b];
+            order[b] = order[other];
+            order[other] = keep;
+        }
+        for (int i = 0; i < N; i++) {
+            make_sequence(w, i + 10 * (int)round, 20 + 25 * i, &seqs[i]);
+            memcpy(seqs[i].blocks, order + i * BLOCKS_A_SEQ, sizeof seqs[i].blocks);
+        }
+        for (uint64_t turn = 0;; turn++) {
+            int left = 0;
+            for (int i = 0; i < N; i++) {
+                int32_t rest = seqs[i].n - seqs[i].done,
+                        count = (int32_t)(random_u64(19, turn, (uint64_t)i) % 24);
+                counts[i] = count < rest ? count : rest;
+                left += counts[i];
+                if (rest && !left && i == N - 1) counts[i] = 1, left = 1;
+            }
+            bool finished = true;
+            for (int i = 0; i < N; i++) finished &= seqs[i].done == seqs[i].n;
+            if (finished) break;
+            if (left) run_step(w, seqs, counts, N, got);
+        }
+        for (int i = 0; i < N; i++) {
+            oracle(w, &seqs[i], want);
+            expect_equal(w, got[i], want, "mixed steps", i);
+        }
+    }
+    free(all), free(want);
+}
+
+/* No cache, contiguous cache: the same tokens; and run to run. */
+static void stages_agree(struct world *w)
+{
+    linnet_error err;
+    int32_t a[MAX_LEN], b[MAX_LEN], c[MAX_LEN];
+    for (int32_t t = 0; t < 30; t++) a[t] = b[t] = c[t] = (t * 37 + 5) % w->vocab;
+    assert_ok(simple_generate(w->simple, a, 30, 20, false, &err), err);
+    assert_ok(simple_generate(w->simple, b, 30, 20, true, &err), err);
+    assert_ok(simple_generate(w->simple, c, 30, 20, true, &err), err);
+    assert_memory_equal(a, b, 50 * sizeof *a);
+    assert_memory_equal(b, c, 50 * sizeof *a);
+}
+
+static void threads_agree(const char *path)
+{
+    struct world one, more;
+    static struct sequence s;
+    world_open(&one, path, &ops_cpu, 1);
+    make_sequence(&one, 1, 100, &s);
+    float *want = malloc((size_t)one.vocab * sizeof(float)),
+          *got = malloc((size_t)one.vocab * sizeof(float));
+    oracle(&one, &s, want);
+    for (int threads = 2; threads <= 5; threads++) {
+        world_open(&more, path, &ops_cpu, threads);
+        oracle(&more, &s, got);
+        expect_equal(&more, got, want, "threads", threads);
+        world_close(&more);
+    }
+    world_close(&one);
+    free(want), free(got);
+}
+
+static void check_all(const char *path, bool every_backend)
+{
+    static const char *const sets[] = {"reference", "avx512", "avx2", "generic"};
+    char copy[1200];
+    snprintf(copy, sizeof copy, "%s", path);
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        struct world w;
+        bool slow = i == 0 || i == 3;
+        if ((slow && !every_backend) || (i && !ops_cpu_force(sets[i]))) continue;
+        world_open(&w, copy, i ? &ops_cpu : &ops_reference, 2);
+        alone_equals_batch(&w);
+        whole_equals_chunks(&w);
+        mixed_steps_equal_alone(&w);
+        stages_agree(&w);
+        world_close(&w);
+        if (i) threads_agree(copy);
+    }
+    ops_cpu_force(NULL);
+}
+
+static void own_models(void **state)
+{
+    (void)state;
+    check_all(data_path("qwen2-nano-f32"), true);
+    check_all(data_path("qwen3-tiny"), true);
+    check_all(data_path("gguf/qwen2-mini-q4_k_mix.gguf"), true);
+}
+
+static void reference_models(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"llama-tiny",
+                                         "smollm2-shape",
+                                         "llama-dynamic",
+                                         "gguf/qwen2-mini-q8_0.gguf",
+                                         "gguf/qwen2-mini-q6_k.gguf",
+                                         "gguf/smollm2-shape-q4_0.gguf"};
+    if (!reference_path("golden")) skip();
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        check_all(reference_path(models[i]), false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(own_models),
+                                       cmocka_unit_test(reference_models)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

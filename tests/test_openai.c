@@ -1,0 +1,512 @@
+/*
+ * OpenAI requests and responses. The few library functions that openai.c calls are replaced here by
+ * a model of one token a byte, so that the messages are tested alone; tests/test_program.c runs
+ * them on a real model.
+ */
+#include "support.h"
+
+#include "serve/openai.h"
+
+enum { VOCABULARY = 256 };
+
+/* What openai.c handed to the template last. */
+static char seen_by_template[512];
+
+void linnet_free(void *memory)
+{
+    free(memory);
+}
+
+void linnet_model_get_info(const linnet_model *model, linnet_model_info *info)
+{
+    (void)model;
+    *info = (linnet_model_info){.name = "bytes", .vocab_size = VOCABULARY, .context_length = 100};
+}
+
+void linnet_sampling_defaults(const linnet_model *model, linnet_sampling *sampling)
+{
+    (void)model;
+    *sampling = (linnet_sampling){
+        .temperature = 0.75F, .top_p = 0.5F, .top_k = 20, .repetition_penalty = 1};
+}
+
+linnet_status linnet_tokenize(const linnet_model *model, const char *text, size_t n, unsigned flags,
+                              int32_t **ids, size_t *n_ids, linnet_error *error)
+{
+    (void)model, (void)error;
+    assert_int_equal(flags, LINNET_ADD_SPECIAL | LINNET_PARSE_SPECIAL);
+    *ids = malloc((n + 1) * sizeof **ids);
+    for (size_t i = 0; i < n; i++) (*ids)[i] = (unsigned char)text[i];
+    *n_ids = n;
+    return LINNET_OK;
+}
+
+linnet_status linnet_detokenize(const linnet_model *model, const int32_t *ids, size_t n,
+                                unsigned flags, char **text, size_t *size, linnet_error *error)
+{
+    (void)model, (void)flags, (void)error;
+    *text = malloc(n + 1);
+    for (size_t i = 0; i < n; i++) (*text)[i] = (char)ids[i];
+    (*text)[n] = 0;
+    *size = n;
+    return LINNET_OK;
+}
+
+linnet_status linnet_chat_tokenize(const linnet_model *model, const char *request, size_t n,
+                                   char **rendered, int32_t **ids, size_t *n_ids,
+                                   linnet_error *error)
+{
+    assert_null(rendered);
+    snprintf(seen_by_template, sizeof seen_by_template, "%.*s", (int)n, request);
+    if (strstr(request, "image_url"))
+        return error_set(error, LINNET_INVALID, "content part 'image_url' is not supported");
+    return linnet_tokenize(model, "hello", 5, LINNET_ADD_SPECIAL | LINNET_PARSE_SPECIAL, ids, n_ids,
+                           error);
+}
+
+const char *linnet_finish_name(linnet_finish finish)
+{
+    static const char *const names[] = {"none", "stop", "length", "cancelled", "error"};
+    return names[finish];
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static struct openai_request request;
+static struct openai_fault fault;
+
+static linnet_status parse(enum openai_endpoint endpoint, const char *body)
+{
+    json_error_t where;
+    json_t *json = json_loads(body, JSON_DECODE_ANY, &where);
+    if (!json) fail_msg("test body '%s': %s", body, where.text);
+    openai_request_free(&request);
+    linnet_status status = openai_request_parse(NULL, endpoint, json, &request, &fault);
+    json_decref(json);
+    return status;
+}
+
+/* A chat request with one message and these fields more. */
+static linnet_status chat(const char *fields)
+{
+    char body[1024];
+    snprintf(body, sizeof body, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]%s%s}",
+             *fields ? ", " : "", fields);
+    return parse(OPENAI_CHAT, body);
+}
+
+static void chat_defaults(void **state)
+{
+    (void)state;
+    assert_ok(chat(""), fault.error);
+    const linnet_request *r = &request.request;
+    assert_int_equal(request.n_prompts, 1);
+    assert_int_equal(request.prompts[0].n, 5);
+    assert_int_equal(request.prompts[0].ids[0], 'h');
+    assert_int_equal(r->max_tokens, 0);
+    assert_int_equal(r->n, 1);
+    assert_true(r->sampling.temperature == 0.75F && r->sampling.top_k == 20);
+    assert_false(r->sampling.has_seed || r->want_logprobs || r->ignore_eos || request.stream);
+    assert_null(request.model);
+}
+
+static void chat_all_fields(void **state)
+{
+    (void)state;
+    assert_ok(chat("\"model\": \"m\", \"max_tokens\": 5, \"max_completion_tokens\": 7, "
+                   "\"temperature\": 0, \"top_p\": 0.9, \"top_k\": -1, \"min_p\": 0.1, \"n\": 3, "
+                   "\"stop\": [\"a\", \"bc\"], \"seed\": 42, \"presence_penalty\": -1, "
+                   "\"frequency_penalty\": 1.5, \"repetition_penalty\": 1.25, "
+                   "\"logit_bias\": {\"5\": -100, \"255\": 1e308}, \"logprobs\": true, "
+                   "\"top_logprobs\": 4, \"min_tokens\": 2, \"ignore_eos\": true, "
+                   "\"stop_token_ids\": [1, 2], \"include_stop_str_in_output\": true, "
+                   "\"skip_special_tokens\": false, \"return_token_ids\": true, \"user\": \"me\", "
+                   "\"stream\": true, \"stream_options\": {\"include_usage\": true}, "
+                   "\"something_new\": {\"a\": 1}"),
+              fault.error);
+    const linnet_request *r = &request.request;
+    const linnet_sampling *s = &r->sampling;
+    assert_string_equal(request.model, "m");
+    assert_int_equal(r->max_tokens, 7);
+    assert_int_equal(r->min_tokens, 2);
+    assert_int_equal(r->n, 3);
+    assert_true(s->temperature == 0 && s->top_p == 0.9F && s->min_p == 0.1F && s->top_k == 0);
+    assert_true(s->has_seed && s->seed == 42);
+    assert_true(s->presence_penalty == -1 && s->frequency_penalty == 1.5F);
+    assert_true(s->repetition_penalty == 1.25F);
+    assert_int_equal(s->n_logit_bias, 2);
+    assert_int_equal(s->logit_bias[0].id, 5);
+    assert_true(s->logit_bias[0].bias == -100 && s->logit_bias[1].bias == 1e4F);
+    assert_int_equal(r->n_stop, 2);
+    assert_string_equal(r->stop[1], "bc");
+    assert_int_equal(r->n_stop_ids, 2);
+    assert_int_equal(r->stop_ids[1], 2);
+    assert_true(r->want_logprobs && r->logprobs == 4);
+    assert_true(r->ignore_eos && r->include_stop && r->keep_special_tokens);
+    assert_true(request.stream && request.include_usage && request.return_token_ids);
+}
+
+static void what_the_template_sees(void **state)
+{
+    (void)state;
+    assert_ok(chat("\"tools\": [{\"type\": \"function\"}], \"add_generation_prompt\": false, "
+                   "\"chat_template_kwargs\": {\"enable_thinking\": false}, \"seed\": 1"),
+              fault.error);
+    assert_non_null(strstr(seen_by_template, "\"tools\":[{\"type\":\"function\"}]"));
+    assert_non_null(strstr(seen_by_template, "\"add_generation_prompt\":false"));
+    assert_non_null(strstr(seen_by_template, "\"enable_thinking\":false"));
+    assert_null(strstr(seen_by_template, "seed"));
+    assert_ok(chat("\"tools\": [{\"type\": \"function\"}], \"tool_choice\": \"none\""),
+              fault.error);
+    assert_null(strstr(seen_by_template, "tools"));
+}
+
+static void other_names_and_nulls(void **state)
+{
+    (void)state;
+    assert_ok(chat("\"n_predict\": 9, \"repeat_penalty\": 1.5, \"stop\": \"x\", \"seed\": null, "
+                   "\"temperature\": null, \"response_format\": {\"type\": \"text\"}, "
+                   "\"tool_choice\": \"auto\", \"best_of\": 1, \"echo\": false, \"top_k\": 3.0"),
+              fault.error);
+    assert_int_equal(request.request.max_tokens, 9);
+    assert_true(request.request.sampling.repetition_penalty == 1.5F);
+    assert_int_equal(request.request.sampling.top_k, 3);
+    assert_string_equal(request.request.stop[0], "x");
+    assert_ok(chat("\"n_predict\": -1"), fault.error);
+    assert_int_equal(request.request.max_tokens, 0);
+}
+
+/* Each is refused with status 400, and the error names the field. */
+static void refused_fields(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"logit_bias", "{\"256\": 5}"},
+        {"logit_bias", "{\"4294967296\": 5}"},
+        {"logit_bias", "{\"-1\": 5}"},
+        {"logit_bias", "{\"x\": 1}"},
+        {"logit_bias", "{\"\": 1}"},
+        {"logit_bias", "{\" 5\": 1}"},
+        {"logit_bias", "{\"5\": \"a\"}"},
+        {"logit_bias", "[]"},
+        {"seed", "-1"},
+        {"seed", "1.5"},
+        {"seed", "\"1\""},
+        {"n", "0"},
+        {"n", "100000"},
+        {"n", "1.5"},
+        {"max_tokens", "0"},
+        {"max_tokens", "-5"},
+        {"max_tokens", "\"8\""},
+        {"max_completion_tokens", "3000000000"},
+        {"min_tokens", "-1"},
+        {"temperature", "-0.5"},
+        {"temperature", "\"hot\""},
+        {"temperature", "true"},
+        {"top_p", "0"},
+        {"top_p", "1.5"},
+        {"min_p", "2"},
+        {"top_k", "-2"},
+        {"presence_penalty", "2.5"},
+        {"frequency_penalty", "-3"},
+        {"repetition_penalty", "0"},
+        {"stop", "5"},
+        {"stop", "[\"a\", 5]"},
+        {"stop", "\"\""},
+        {"stop", "[\"a\", \"\"]"},
+        {"stop_token_ids", "[256]"},
+        {"stop_token_ids", "[-1]"},
+        {"stop_token_ids", "[1.5]"},
+        {"stop_token_ids", "5"},
+        {"logprobs", "3"},
+        {"top_logprobs", "21"},
+        {"top_logprobs", "5"},
+        {"ignore_eos", "1"},
+        {"stream", "\"yes\""},
+        {"stream_options", "{\"include_usage\": true}"},
+        {"model", "5"},
+        {"tools", "{}"},
+        {"tool_choice", "\"required\""},
+        {"tool_choice", "{\"type\": \"function\"}"},
+        {"chat_template_kwargs", "[]"},
+        {"add_generation_prompt", "\"no\""},
+        {"response_format", "{\"type\": \"json_object\"}"},
+        {"chat_template", "\"{{ x }}\""},
+        {"continue_final_message", "true"},
+        {"structured_outputs", "{\"regex\": \"a\"}"},
+        {"prompt_logprobs", "1"},
+        {"truncate_prompt_tokens", "5"},
+        {"cache_salt", "\"s\""},
+        {"grammar", "\"root ::= x\""},
+        {"best_of", "2"},
+        {"echo", "true"},
+        {"reasoning_effort", "\"high\""},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char fields[128];
+        snprintf(fields, sizeof fields, "\"%s\": %s", bad[i][0], bad[i][1]);
+        linnet_status status = chat(fields);
+        if (openai_http_status(status) != 400) fail_msg("%s was accepted", fields);
+        if (strcmp(fault.field, bad[i][0]) != 0)
+            fail_msg("%s: the fault names '%s': %s", fields, fault.field, fault.error.message);
+        if (!strstr(fault.error.message, bad[i][0]))
+            fail_msg("%s: the message does not name it: %s", fields, fault.error.message);
+        openai_request_free(&request);
+    }
+    assert_int_not_equal(chat("\"max_tokens\": 2, \"min_tokens\": 3"), LINNET_OK);
+    assert_string_equal(fault.field, "min_tokens");
+    assert_int_not_equal(chat("\"tools\": [], \"parallel_tool_calls\": false"), LINNET_OK);
+    assert_string_equal(fault.field, "parallel_tool_calls");
+}
+
+static void refused_messages(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "{}",
+        "{\"messages\": null}",
+        "{\"messages\": \"hi\"}",
+        "{\"messages\": []}",
+        "{\"messages\": [\"hi\"]}",
+        "{\"messages\": [{\"content\": \"hi\"}]}",
+        "{\"messages\": [{\"role\": 5, \"content\": \"hi\"}]}",
+        "{\"messages\": [{\"role\": \"user\"}]}",
+        "{\"messages\": [{\"role\": \"user\", \"content\": 5}]}",
+        "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]}",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (parse(OPENAI_CHAT, bad[i]) == LINNET_OK) fail_msg("%s was accepted", bad[i]);
+        assert_string_equal(fault.field, "messages");
+    }
+    assert_int_equal(parse(OPENAI_CHAT, "[]"), LINNET_INVALID);
+    assert_string_equal(fault.field, "");
+}
+
+static void completion_prompts(void **state)
+{
+    (void)state;
+    assert_ok(parse(OPENAI_COMPLETIONS, "{\"prompt\": \"ab\", \"logprobs\": 2}"), fault.error);
+    assert_int_equal(request.n_prompts, 1);
+    assert_int_equal(request.prompts[0].n, 2);
+    assert_int_equal(request.request.max_tokens, 16);
+    assert_true(request.request.want_logprobs && request.request.logprobs == 2);
+    assert_ok(parse(OPENAI_COMPLETIONS, "{\"prompt\": [\"a\", \"bcd\"], \"n\": 2}"), fault.error);
+    assert_int_equal(request.n_prompts, 2);
+    assert_int_equal(request.prompts[1].n, 3);
+    assert_ok(parse(OPENAI_COMPLETIONS, "{\"prompt\": [7, 8, 9]}"), fault.error);
+    assert_int_equal(request.n_prompts, 1);
+    assert_int_equal(request.prompts[0].ids[2], 9);
+    assert_ok(parse(OPENAI_COMPLETIONS, "{\"prompt\": [[7, 8], [9]]}"), fault.error);
+    assert_int_equal(request.n_prompts, 2);
+    assert_int_equal(request.prompts[1].ids[0], 9);
+
+    static const char *const bad[] = {
+        "{}",
+        "{\"prompt\": \"\"}",
+        "{\"prompt\": []}",
+        "{\"prompt\": [[]]}",
+        "{\"prompt\": {}}",
+        "{\"prompt\": 5}",
+        "{\"prompt\": [256]}",
+        "{\"prompt\": [999999]}",
+        "{\"prompt\": [-1]}",
+        "{\"prompt\": [1, \"a\"]}",
+        "{\"prompt\": [\"a\", 1]}",
+        "{\"prompt\": [[1], [1.5]]}",
+        "{\"prompt\": [\"a\", \"b\"], \"n\": 100}",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (parse(OPENAI_COMPLETIONS, bad[i]) == LINNET_OK) fail_msg("%s was accepted", bad[i]);
+        assert_string_equal(fault.field, "prompt");
+    }
+}
+
+/* ---- responses ----------------------------------------------------------------------------- */
+
+static void token(struct openai_answer *answer, int32_t id, const char *text)
+{
+    const linnet_logprob top[2] = {{id, -0.25F}, {1, -2}};
+    linnet_event event = {.type = LINNET_EVENT_TOKEN,
+                          .prompt_tokens = 5,
+                          .cached_tokens = 2,
+                          .completion_tokens = (int32_t)answer->n_tokens + 1,
+                          .token = id,
+                          .text = text,
+                          .text_size = strlen(text),
+                          .has_logprobs = true,
+                          .logprob = -0.25F,
+                          .top = top,
+                          .n_top = 2};
+    openai_answer_add(answer, &event);
+}
+
+static void finish(struct openai_answer *answer, linnet_finish how, const char *rest)
+{
+    linnet_event event = {.type = LINNET_EVENT_FINISHED,
+                          .prompt_tokens = 5,
+                          .cached_tokens = 2,
+                          .completion_tokens = (int32_t)answer->n_tokens,
+                          .text = rest,
+                          .text_size = strlen(rest),
+                          .finish = how};
+    openai_answer_add(answer, &event);
+}
+
+static json_t *at(json_t *json, const char *path)
+{
+    char copy[128];
+    snprintf(copy, sizeof copy, "%s", path);
+    for (char *key = strtok(copy, "."); key; key = strtok(NULL, ".")) {
+        json = *key >= '0' && *key <= '9' ? json_array_get(json, (size_t)atoi(key))
+                                          : json_object_get(json, key);
+        if (!json) fail_msg("no '%s' in the response", path);
+    }
+    return json;
+}
+
+#define assert_text(json, path, text) assert_string_equal(json_string_value(at(json, path)), text)
+#define assert_number(json, path, n)  assert_int_equal(json_integer_value(at(json, path)), n)
+
+static json_t *respond(struct openai_answer *answers, size_t n)
+{
+    struct openai_reply reply = {
+        .id = "id-1", .model_name = "m", .created = 1700000000, .answers = answers, .n_answers = n};
+    json_t *json = openai_response(NULL, &request, &reply);
+    assert_non_null(json);
+    for (size_t i = 0; i < n; i++) openai_answer_free(&answers[i]);
+    return json;
+}
+
+static void chat_response(void **state)
+{
+    (void)state;
+    struct openai_answer answers[2] = {0};
+    assert_ok(chat("\"n\": 2, \"logprobs\": true, \"top_logprobs\": 2, \"return_token_ids\": true"),
+              fault.error);
+    token(&answers[0], 'A', "A");
+    token(&answers[0], 0xC3, "");
+    token(&answers[0], 0xA9, "\xC3\xA9");
+    finish(&answers[0], LINNET_FINISH_STOP, "!");
+    token(&answers[1], 'B', "B");
+    finish(&answers[1], LINNET_FINISH_LENGTH, "");
+    json_t *json = respond(answers, 2);
+    assert_text(json, "object", "chat.completion");
+    assert_text(json, "id", "id-1");
+    assert_number(json, "created", 1700000000);
+    assert_text(json, "model", "m");
+    assert_int_equal(json_array_size(at(json, "choices")), 2);
+    assert_text(json, "choices.0.message.role", "assistant");
+    assert_text(json, "choices.0.message.content", "A\xC3\xA9!");
+    assert_text(json, "choices.0.finish_reason", "stop");
+    assert_text(json, "choices.1.finish_reason", "length");
+    assert_number(json, "choices.1.index", 1);
+    assert_number(json, "choices.0.token_ids.2", 0xA9);
+    assert_text(json, "choices.0.logprobs.content.0.token", "A");
+    assert_text(json, "choices.0.logprobs.content.1.token", "\xEF\xBF\xBD");
+    assert_number(json, "choices.0.logprobs.content.1.bytes.0", 0xC3);
+    assert_true(json_real_value(at(json, "choices.0.logprobs.content.0.logprob")) == -0.25);
+    assert_int_equal(json_array_size(at(json, "choices.0.logprobs.content.2.top_logprobs")), 2);
+    assert_number(json, "usage.prompt_tokens", 5);
+    assert_number(json, "usage.completion_tokens", 4);
+    assert_number(json, "usage.total_tokens", 9);
+    assert_number(json, "usage.prompt_tokens_details.cached_tokens", 2);
+    json_decref(json);
+}
+
+static void completion_response(void **state)
+{
+    (void)state;
+    struct openai_answer answers[2] = {0};
+    assert_ok(parse(OPENAI_COMPLETIONS, "{\"prompt\": [\"hello\", \"world\"], \"logprobs\": 2}"),
+              fault.error);
+    for (int i = 0; i < 2; i++) {
+        token(&answers[i], 'A', "A");
+        token(&answers[i], 'B', "B");
+        finish(&answers[i], LINNET_FINISH_STOP, "");
+    }
+    json_t *json = respond(answers, 2);
+    assert_text(json, "object", "text_completion");
+    assert_text(json, "choices.1.text", "AB");
+    assert_number(json, "choices.0.logprobs.text_offset.1", 1);
+    assert_text(json, "choices.0.logprobs.tokens.1", "B");
+    assert_true(json_real_value(at(json, "choices.0.logprobs.top_logprobs.0.A")) == -0.25);
+    assert_number(json, "usage.prompt_tokens", 10);
+    assert_number(json, "usage.completion_tokens", 4);
+    json_decref(json);
+}
+
+static void without_logprobs(void **state)
+{
+    (void)state;
+    struct openai_answer answer = {0};
+    assert_ok(chat(""), fault.error);
+    finish(&answer, LINNET_FINISH_STOP, "");
+    json_t *json = respond(&answer, 1);
+    assert_true(json_is_null(at(json, "choices.0.logprobs")));
+    assert_null(json_object_get(at(json, "choices.0"), "token_ids"));
+    assert_text(json, "choices.0.message.content", "");
+    json_decref(json);
+}
+
+static void errors(void **state)
+{
+    (void)state;
+    struct openai_fault f = {.field = "messages"};
+    error_set(&f.error, LINNET_TOO_LONG, "200 tokens, at most 100");
+    json_t *json = openai_error(&f);
+    assert_text(json, "error.message", "200 tokens, at most 100");
+    assert_text(json, "error.type", "invalid_request_error");
+    assert_text(json, "error.param", "messages");
+    assert_text(json, "error.code", "context_length_exceeded");
+    json_decref(json);
+    f = (struct openai_fault){.error = {.status = LINNET_NUMERIC, .message = "NaN"}};
+    json = openai_error(&f);
+    assert_text(json, "error.type", "server_error");
+    assert_true(json_is_null(at(json, "error.param")));
+    json_decref(json);
+    assert_int_equal(openai_http_status(LINNET_NUMERIC), 500);
+    assert_int_equal(openai_http_status(LINNET_MEMORY), 503);
+    assert_int_equal(openai_http_status(LINNET_UNSUPPORTED), 400);
+}
+
+static void texts_and_ids(void **state)
+{
+    (void)state;
+    char a[OPENAI_ID_SIZE], b[OPENAI_ID_SIZE];
+    openai_make_id(OPENAI_CHAT, a);
+    openai_make_id(OPENAI_CHAT, b);
+    assert_int_equal(strlen(a), strlen("chatcmpl-") + 24);
+    assert_string_not_equal(a, b);
+    json_t *text = openai_text("a\xFF\xE2\x82z\xC3\xA9", 7);
+    assert_string_equal(json_string_value(text), "a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDz\xC3\xA9");
+    json_decref(text);
+    text = openai_text("a\0b", 3);
+    assert_int_equal(json_string_length(text), 3);
+    json_decref(text);
+}
+
+static int release(void **state)
+{
+    (void)state;
+    openai_request_free(&request);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chat_defaults),
+        cmocka_unit_test(chat_all_fields),
+        cmocka_unit_test(what_the_template_sees),
+        cmocka_unit_test(other_names_and_nulls),
+        cmocka_unit_test(refused_fields),
+        cmocka_unit_test(refused_messages),
+        cmocka_unit_test(completion_prompts),
+        cmocka_unit_test(chat_response),
+        cmocka_unit_test(completion_response),
+        cmocka_unit_test(without_logprobs),
+        cmocka_unit_test(errors),
+        cmocka_unit_test(texts_and_ids),
+    };
+    return cmocka_run_group_tests(tests, NULL, release);
+}

@@ -1,0 +1,507 @@
+/*
+ * The program as people run it: exit codes, what goes to which stream, closed pipes, full disks,
+ * Ctrl-C. The second half talks to SmolLM2-135M-Instruct where it is installed (script/get-model).
+ */
+#include "support.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char program[] = LINNET_BINARY_DIR "/linnet";
+static const char question[] = "What is the capital of Japan?";
+
+struct result {
+    int code; /* exit code, or minus the signal */
+    char out[1 << 16], err[1 << 16];
+};
+static struct result result;
+
+static void slurp(const char *path, char *text, size_t size)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    text[fread(text, 1, size - 1, f)] = 0;
+    fclose(f);
+}
+
+static char out_path[64], err_path[64], work_path[64];
+
+/* Runs the program with standard input from a text and output into `out` (NULL: collected). */
+static pid_t start(const char *out, const char *input, const char *const *words)
+{
+    int pipe_ends[2];
+    assert_int_equal(pipe(pipe_ends), 0);
+    close(open(out_path, O_WRONLY | O_CREAT | O_TRUNC, 0600)); /* nothing old is left to read */
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        const char *argv[32] = {program};
+        for (int i = 0; words[i]; i++) argv[i + 1] = words[i];
+        dup2(pipe_ends[0], STDIN_FILENO);
+        close(pipe_ends[1]);
+        dup2(open(out ? out : out_path, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
+        dup2(open(err_path, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+        execv(program, (char *const *)(uintptr_t)argv);
+        _exit(99);
+    }
+    close(pipe_ends[0]);
+    if (input && write(pipe_ends[1], input, strlen(input)) < 0) fail_msg("cannot feed the program");
+    close(pipe_ends[1]);
+    return pid;
+}
+
+static int finish(pid_t pid)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    slurp(out_path, result.out, sizeof result.out);
+    slurp(err_path, result.err, sizeof result.err);
+    return result.code;
+}
+
+#define RUN(input, ...)     finish(start(NULL, input, (const char *const[]){__VA_ARGS__, NULL}))
+#define RUN_INTO(path, ...) finish(start(path, NULL, (const char *const[]){__VA_ARGS__, NULL}))
+#define assert_contains(text, s)                                         \
+    do {                                                                 \
+        if (!strstr(text, s)) fail_msg("no '%s' in '%.2000s'", s, text); \
+    } while (0)
+#define assert_code(expected)                                                                  \
+    do {                                                                                       \
+        if (result.code != (expected))                                                         \
+            fail_msg("exit code %d, expected %d: %.2000s", result.code, expected, result.err); \
+    } while (0)
+
+/* The whole of standard output as one JSON value. json_decref it. */
+static json_t *output_json(void)
+{
+    json_error_t where;
+    json_t *json = json_loads(result.out, 0, &where);
+    if (!json) fail_msg("output is not one JSON value: %s: '%.500s'", where.text, result.out);
+    return json;
+}
+
+static void usage(void **state)
+{
+    (void)state;
+    RUN(NULL, "--help");
+    assert_code(0);
+    assert_contains(result.out, "usage: linnet COMMAND");
+    assert_string_equal(result.err, "");
+    RUN(NULL, "run", "--help");
+    assert_code(0);
+    assert_contains(result.out, "--temperature");
+    RUN(NULL, "--version");
+    assert_code(0);
+    assert_string_equal(result.out, "linnet " LINNET_VERSION "\n");
+    RUN(NULL, "run", "--temprature", "0", "x");
+    assert_code(2);
+    assert_contains(result.err, "did you mean '--temperature'?");
+    assert_string_equal(result.out, "");
+    RUN(NULL, "runn");
+    assert_code(2);
+    assert_contains(result.err, "did you mean 'run'?");
+    RUN(NULL, "run", "--top-p", "2", "x");
+    assert_code(2);
+    assert_int_equal(RUN(NULL, "run", "two", "prompts"), 2);
+    assert_int_equal(RUN(NULL, "tokenize", "--decode", "--chat", "x"), 2);
+    assert_int_equal(RUN(NULL, "bench", "lader"), 2);
+    RUN(NULL, "serve", "--port", "8000");
+    assert_code(1);
+    assert_contains(result.err, "not in this version");
+}
+
+static void generated_texts(void **state)
+{
+    (void)state;
+    RUN(NULL, "generate", "man");
+    assert_code(0);
+    assert_contains(result.out, ".TH LINNET 1");
+    RUN(NULL, "generate", "bash");
+    assert_code(0);
+    FILE *f = popen("bash -n", "w"); /* its syntax is right */
+    assert_non_null(f);
+    fputs(result.out, f);
+    assert_int_equal(pclose(f), 0);
+    RUN(NULL, "generate", "zsh");
+    assert_code(0);
+    assert_contains(result.out, "#compdef linnet");
+    assert_int_equal(RUN(NULL, "generate", "fish"), 2);
+}
+
+static void missing_files(void **state)
+{
+    (void)state;
+    RUN(NULL, "run", "-m", "/nowhere/model.gguf", "x");
+    assert_code(1);
+    assert_contains(result.err, "/nowhere/model.gguf");
+    RUN(NULL, "run", "-f", "/nowhere/prompt", "--raw");
+    assert_code(1);
+    assert_contains(result.err, "/nowhere/prompt");
+    assert_int_equal(RUN(NULL, "batch", "/nowhere/in"), 1);
+    assert_int_equal(RUN_INTO("/dev/full", "--help"), 1);
+    assert_string_equal(result.out, "");
+}
+
+/* ---- with the real model ------------------------------------------------------------------- */
+
+static void check_integers(const json_t *list, const int *expected, size_t n)
+{
+    assert_int_equal(json_array_size(list), n);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(json_integer_value(json_array_get(list, i)), expected[i]);
+}
+
+static const int answer_ids[] = {504, 3575, 282, 3085, 314, 19081, 30, 2};
+
+static void capital_of_japan(void **state)
+{
+    (void)state;
+    RUN(NULL, "run", "--temperature", "0", "--json", "--logprobs", "2", question);
+    assert_code(0);
+    json_t *json = output_json();
+    const char *text = json_string_value(json_object_get(json, "text"));
+    assert_string_equal(text, "The capital of Japan is Tokyo.");
+    check_integers(json_object_get(json, "token_ids"), answer_ids, 8);
+    assert_int_equal(json_array_size(json_object_get(json, "prompt_token_ids")), 37);
+    assert_string_equal(json_string_value(json_object_get(json, "finish_reason")), "stop");
+    json_t *usage_json = json_object_get(json, "usage"),
+           *timings = json_object_get(json, "timings");
+    assert_int_equal(json_integer_value(json_object_get(usage_json, "prompt_tokens")), 37);
+    assert_int_equal(json_integer_value(json_object_get(usage_json, "completion_tokens")), 8);
+    assert_int_equal(json_integer_value(json_object_get(usage_json, "total_tokens")), 45);
+    static const char *const names[] = {"load_s",   "ttft_s",        "prefill_s",
+                                        "decode_s", "prefill_tok_s", "decode_tok_s"};
+    for (size_t i = 0; i < 6; i++)
+        assert_true(json_real_value(json_object_get(timings, names[i])) > 0);
+    json_t *logprobs = json_object_get(json, "logprobs");
+    assert_int_equal(json_array_size(logprobs), 8);
+    for (size_t i = 0; i < 8; i++) {
+        json_t *entry = json_array_get(logprobs, i), *top = json_object_get(entry, "top");
+        assert_int_equal(json_integer_value(json_object_get(entry, "id")), answer_ids[i]);
+        assert_int_equal(json_array_size(top), 2);
+        json_t *first = json_array_get(top, 0), *second = json_array_get(top, 1);
+        assert_int_equal(json_integer_value(json_array_get(first, 0)), answer_ids[i]);
+        assert_true(json_real_value(json_array_get(first, 1)) ==
+                    json_real_value(json_object_get(entry, "logprob")));
+        assert_true(json_real_value(json_array_get(first, 1)) >
+                    json_real_value(json_array_get(second, 1)));
+    }
+    json_decref(json);
+}
+
+static void streams_alone_on_stdout(void **state)
+{
+    (void)state;
+    RUN(NULL, "run", "--temperature", "0", question);
+    assert_code(0);
+    assert_string_equal(result.out, "The capital of Japan is Tokyo.\n");
+    assert_string_equal(result.err, "");
+    RUN("What is the capital of Japan?\n", "run", "--temperature=0", "-v");
+    assert_code(0);
+    assert_string_equal(result.out, "The capital of Japan is Tokyo.\n");
+    assert_contains(result.err, "tokens/s");
+    RUN(NULL, "run", "--temperature", "0", "-n3", question);
+    assert_string_equal(result.out, "The capital of\n");
+}
+
+/* D02: text that was stopped at never shows, not even its first half. */
+static void stop_strings(void **state)
+{
+    (void)state;
+    RUN(NULL, "run", "--temperature", "0", "--stop", "of Jap", question);
+    assert_code(0);
+    assert_string_equal(result.out, "The capital \n");
+    RUN(NULL, "run", "--temperature", "0", "--stop", "of Jap", "--stop", "capital of Japan",
+        "--stop", "of", question);
+    assert_string_equal(result.out, "The capital \n");
+    RUN(NULL, "run", "--temperature", "0", "--json", "--stop", "The", question);
+    assert_code(0);
+    json_t *json = output_json();
+    assert_string_equal(json_string_value(json_object_get(json, "text")), "");
+    assert_string_equal(json_string_value(json_object_get(json, "finish_reason")), "stop");
+    json_decref(json);
+}
+
+static void several_answers(void **state)
+{
+    (void)state;
+    RUN(NULL, "run", "--temperature", "0", "--json", "--answers", "3", question);
+    assert_code(0);
+    json_t *json = output_json(), *choices = json_object_get(json, "choices"), *choice;
+    size_t i;
+    assert_int_equal(json_array_size(choices), 3);
+    json_array_foreach(choices, i, choice)
+        check_integers(json_object_get(choice, "token_ids"), answer_ids, 8);
+    json_t *usage_json = json_object_get(json, "usage");
+    assert_int_equal(json_integer_value(json_object_get(usage_json, "completion_tokens")), 24);
+    json_decref(json);
+}
+
+static void raw_and_ids(void **state)
+{
+    (void)state;
+    static const char counting[] = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17";
+    RUN(NULL, "run", "--raw", "--temperature", "0", "-n", "8", "--json", counting);
+    assert_code(0);
+    json_t *json = output_json();
+    assert_string_equal(json_string_value(json_object_get(json, "text")), " 18 19 2");
+    json_t *ids = json_object_get(json, "prompt_token_ids");
+    assert_int_equal(json_array_size(ids), 41);
+    char *list = json_dumps(ids, JSON_COMPACT);
+    json_decref(json);
+    RUN(NULL, "run", "--prompt-ids", list, "--temperature", "0", "-n", "8");
+    assert_code(0);
+    assert_string_equal(result.out, " 18 19 2\n");
+    free(list);
+    assert_int_equal(RUN(NULL, "run", "--prompt-ids", "49152"), 1);
+    assert_int_equal(RUN(NULL, "run", "--raw", ""), 1);
+}
+
+static void too_long(void **state)
+{
+    (void)state;
+    RUN(NULL, "run", "-c", "32", "--temperature", "0", question);
+    assert_code(1);
+    assert_contains(result.err, "37");
+    assert_contains(result.err, "32");
+    assert_string_equal(result.out, "");
+}
+
+static void broken_outputs(void **state)
+{
+    (void)state;
+    RUN_INTO("/dev/full", "run", "--temperature", "0", question);
+    assert_code(1);
+    assert_contains(result.err, "No space left");
+    RUN_INTO("/dev/full", "run", "--temperature", "0", "--json", question);
+    assert_code(1);
+    char command[512];
+    snprintf(command, sizeof command,
+             "bash -c '%s run --ignore-eos -n 200 --temperature 0 hello 2>%s | head -c 1; "
+             "exit ${PIPESTATUS[0]}' >/dev/null",
+             program, err_path);
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 1);
+    slurp(err_path, result.err, sizeof result.err);
+    assert_contains(result.err, "Broken pipe");
+}
+
+/* Waits until the answer has begun, so that the signal meets a running request. */
+static void await_output(void)
+{
+    const struct timespec pause = {0, 10000000};
+    for (int i = 0; i < 3000; i++) {
+        slurp(out_path, result.out, sizeof result.out);
+        if (result.out[0]) return;
+        nanosleep(&pause, NULL);
+    }
+    fail_msg("no output in 30 s");
+}
+
+static void interrupted(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"run", "--ignore-eos", "-n", "4000", "--temperature",
+                                        "0",   "hello",        NULL};
+    pid_t pid = start(NULL, NULL, words);
+    await_output();
+    kill(pid, SIGINT);
+    finish(pid);
+    assert_code(130);
+    assert_true(result.out[0] != 0);
+}
+
+static void tokenize(void **state)
+{
+    (void)state;
+    static const char sentence[] = "The capital of Japan is Tokyo.";
+    RUN(NULL, "tokenize", "--json", sentence);
+    assert_code(0);
+    json_t *json = output_json();
+    check_integers(json_object_get(json, "ids"), answer_ids, 7); /* without its end token */
+    json_decref(json);
+    RUN(sentence, "tokenize");
+    assert_string_equal(result.out, "504 3575 282 3085 314 19081 30\n");
+    RUN("504 3575 282 3085 314 19081 30\n", "tokenize", "--decode");
+    assert_code(0);
+    assert_string_equal(result.out, sentence);
+    RUN(NULL, "tokenize", "--decode", "3575", "282");
+    assert_string_equal(result.out, " capital of");
+    RUN(NULL, "tokenize", "--special", "<|im_start|>");
+    assert_string_equal(result.out, "1\n");
+    RUN(NULL, "tokenize", "<|im_start|>");
+    assert_true(strcmp(result.out, "1\n") != 0);
+    RUN("[{\"role\": \"user\", \"content\": \"Name one river.\"}]", "tokenize", "--chat", "--json");
+    assert_code(0);
+    json = output_json();
+    assert_contains(json_string_value(json_object_get(json, "text")), "Name one river.<|im_end|>");
+    assert_int_equal(json_array_size(json_object_get(json, "ids")), 34);
+    json_decref(json);
+    assert_int_equal(RUN("{", "tokenize", "--chat"), 1);
+}
+
+static const char batch_lines[] =
+    "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\"body\":{"
+    "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of Japan?\"}],"
+    "\"temperature\":0}}\n"
+    "not json\n"
+    "{\"custom_id\":\"b\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{"
+    "\"prompt\":\"1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\",\"max_tokens\":8,"
+    "\"temperature\":0}}\n"
+    "{\"custom_id\":\"c\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\"body\":{"
+    "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logit_bias\":{\"49152\":5}}}\n";
+
+static json_t *batch_line(const char **text)
+{
+    json_t *json = json_loads(*text, JSON_DISABLE_EOF_CHECK, NULL);
+    assert_non_null(json);
+    *text = strchr(*text, '\n') + 1;
+    return json;
+}
+
+static void check_batch(const char *text)
+{
+    json_t *line = batch_line(&text), *body, *message;
+    body = json_object_get(json_object_get(line, "response"), "body");
+    assert_string_equal(json_string_value(json_object_get(line, "custom_id")), "a");
+    message = json_object_get(json_array_get(json_object_get(body, "choices"), 0), "message");
+    assert_string_equal(json_string_value(json_object_get(message, "content")),
+                        "The capital of Japan is Tokyo.");
+    assert_true(json_is_null(json_object_get(line, "error")));
+    json_decref(line);
+    line = batch_line(&text);
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(line, "response"), "status_code")), 400);
+    json_decref(line);
+    line = batch_line(&text);
+    body = json_object_get(json_object_get(line, "response"), "body");
+    message = json_array_get(json_object_get(body, "choices"), 0);
+    assert_string_equal(json_string_value(json_object_get(message, "text")), " 18 19 2");
+    json_decref(line);
+    line = batch_line(&text);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(line, "error"), "param")),
+                        "logit_bias");
+    json_decref(line);
+    assert_string_equal(text, "");
+}
+
+static void batch(void **state)
+{
+    (void)state;
+    static char text[1 << 16];
+    RUN(batch_lines, "batch");
+    assert_code(1); /* two lines are wrong */
+    check_batch(result.out);
+    unlink(work_path);
+    RUN(batch_lines, "batch", "-o", work_path);
+    assert_code(1);
+    assert_string_equal(result.out, "");
+    slurp(work_path, text, sizeof text);
+    check_batch(text);
+    unlink(work_path);
+    RUN(batch_lines, "batch", "-o", "/dev/full");
+    assert_code(1);
+    assert_contains(result.err, "No space left");
+}
+
+static void chat_from_a_pipe(void **state)
+{
+    (void)state;
+    RUN("What is the capital of Japan?\n/tokens\n/quit\n", "chat", "--temperature", "0");
+    assert_code(0);
+    assert_string_equal(result.out, "The capital of Japan is Tokyo.\n");
+    assert_contains(result.err, "of 8192 tokens in 2 messages");
+    RUN("/nothing\n", "chat");
+    assert_code(1);
+    assert_contains(result.err, "/help");
+}
+
+static void inspect_and_plan(void **state)
+{
+    (void)state;
+    RUN(NULL, "inspect", "--json");
+    assert_code(0);
+    json_t *json = output_json();
+    assert_true(json_is_object(json_object_get(json, "plan")));
+    assert_true(json_array_size(json_object_get(json, "tensors")) > 200);
+    json_decref(json);
+    RUN(NULL, "inspect", smollm2_path());
+    assert_code(0);
+    assert_contains(result.out, "llama");
+    RUN(NULL, "run", "--dry-run", "-c", "256");
+    assert_code(0);
+    assert_contains(result.out, "KV cache");
+}
+
+static void bench_rows(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"what",     "device",          "dtype",   "batch",
+                                       "prompt",   "generated",       "ms_step", "tok_s",
+                                       "gbytes_s", "bandwidth_share", "tflops"};
+    RUN(NULL, "bench", "--json", "--batch", "2", "--prompt", "16", "--generated", "8", "--repeat",
+        "1");
+    assert_code(0);
+    json_t *json = output_json(), *row;
+    size_t i;
+    assert_int_equal(json_array_size(json), 2);
+    json_array_foreach(json, i, row)
+    {
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+            assert_non_null(json_object_get(row, keys[k]));
+        assert_true(json_number_value(json_object_get(row, "tok_s")) > 0);
+    }
+    json_decref(json);
+    RUN(NULL, "bench", "ladder", "--prompt", "8", "--generated", "4", "--json");
+    assert_code(0);
+    json = output_json();
+    assert_true(json_array_size(json) >= 2);
+    json_decref(json);
+}
+
+static int prepare(void **state)
+{
+    (void)state;
+    snprintf(out_path, sizeof out_path, "/tmp/linnet-test-%d.out", (int)getpid());
+    snprintf(err_path, sizeof err_path, "/tmp/linnet-test-%d.err", (int)getpid());
+    snprintf(work_path, sizeof work_path, "/tmp/linnet-test-%d.jsonl", (int)getpid());
+    int fd = open(out_path, O_WRONLY | O_CREAT, 0600);
+    return fd < 0 || close(fd) != 0;
+}
+
+static int tidy_up(void **state)
+{
+    (void)state;
+    unlink(out_path);
+    unlink(err_path);
+    unlink(work_path);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest alone[] = {
+        cmocka_unit_test(usage),
+        cmocka_unit_test(generated_texts),
+        cmocka_unit_test(missing_files),
+    };
+    const struct CMUnitTest with_model[] = {
+        cmocka_unit_test(capital_of_japan), cmocka_unit_test(streams_alone_on_stdout),
+        cmocka_unit_test(stop_strings),     cmocka_unit_test(several_answers),
+        cmocka_unit_test(raw_and_ids),      cmocka_unit_test(too_long),
+        cmocka_unit_test(broken_outputs),   cmocka_unit_test(interrupted),
+        cmocka_unit_test(tokenize),         cmocka_unit_test(batch),
+        cmocka_unit_test(chat_from_a_pipe), cmocka_unit_test(inspect_and_plan),
+        cmocka_unit_test(bench_rows),
+    };
+    int failed = cmocka_run_group_tests(alone, prepare, tidy_up);
+    if (smollm2_path()) return failed + cmocka_run_group_tests(with_model, prepare, tidy_up);
+    printf("no model: script/get-model installs it; %zu tests did not run\n",
+           sizeof with_model / sizeof *with_model);
+    return failed;
+}
