@@ -76,8 +76,19 @@ INLINE void open_group(enum pack pack, const uint8_t *panel, int64_t i, struct g
     }
 }
 
-/* Vector v of column j (0..31) of a group, as the exact fp32 weight. */
-INLINE vec group_weight(enum pack pack, const struct group *g, int j, int v)
+/* Runs over a group's columns with the half and the parity of j known to the compiler. */
+/* clang-format off */
+#define FOR_EACH_COLUMN(half, odd, j)                                                              \
+    _Pragma("GCC unroll 2")                                                                        \
+    for (int half = 0; half < 2; half++)                                                           \
+        for (int pair = half * 16; pair < half * 16 + 16; pair += 2)                               \
+            _Pragma("GCC unroll 2")                                                                \
+            for (int odd = 0, j = pair; odd < 2; odd++, j++)
+/* clang-format on */
+
+/* Vector v of column j (0..31) of a group, as the exact fp32 weight. `odd` is j % 2 and `half`
+ * j / 16, both known when this is compiled. */
+INLINE vec group_weight(enum pack pack, const struct group *g, int half, int odd, int j, int v)
 {
     const uint8_t *nibbles = g->q + j / 2 * PANEL + v * LANES,
                   *bytes = g->q + j * PANEL + v * LANES;
@@ -86,11 +97,11 @@ INLINE vec group_weight(enum pack pack, const struct group *g, int j, int v)
     case PACK_Q5_1:
     case PACK_Q5_K: return v_fma(g->scale[v], v_from_u8(bytes), g->min[v]);
     case PACK_Q4_0:
-        return g->scale[v] * ((j % 2 ? v_from_high(nibbles) : v_from_low(nibbles)) - v_set(8));
+        return g->scale[v] * ((odd ? v_from_high(nibbles) : v_from_low(nibbles)) - v_set(8));
     case PACK_Q4_1:
     case PACK_Q4_K:
-        return v_fma(g->scale[v], j % 2 ? v_from_high(nibbles) : v_from_low(nibbles), g->min[v]);
-    case PACK_Q6_K: return (j < 16 ? g->scale[v] : g->min[v]) * v_from_i8((const int8_t *)bytes);
+        return v_fma(g->scale[v], odd ? v_from_high(nibbles) : v_from_low(nibbles), g->min[v]);
+    case PACK_Q6_K: return (half ? g->min[v] : g->scale[v]) * v_from_i8((const int8_t *)bytes);
     default: return v_set(0);
     }
 }
@@ -136,12 +147,13 @@ INLINE void vector_groups(enum pack pack, int n_panels, const uint8_t *panels, i
             struct group g[PANELS_AT_ONCE];
             for (int p = 0; p < n_panels; p++)
                 open_group(pack, panels + p * stride, c / GROUP, &g[p]);
-#pragma GCC unroll 32
-            for (int j = 0; j < GROUP; j++) {
+            FOR_EACH_COLUMN(half, odd, j)
+            {
                 vec xj = v_set(x[c + j]);
                 for (int p = 0; p < n_panels; p++)
                     for (int v = 0; v < VECS; v++)
-                        acc[p][v] = v_fma(group_weight(pack, &g[p], j, v), xj, acc[p][v]);
+                        acc[p][v] =
+                            v_fma(group_weight(pack, &g[p], half, odd, j, v), xj, acc[p][v]);
             }
         }
         for (int p = 0; p < n_panels; p++) end_segment(first, y + p * PANEL, acc[p]);
@@ -207,10 +219,10 @@ INLINE void expand_groups(enum pack pack, const uint8_t *panel, int64_t columns,
     for (int64_t i = 0; i < columns / GROUP; i++) {
         struct group g;
         open_group(pack, panel, i, &g);
-#pragma GCC unroll 32
-        for (int j = 0; j < GROUP; j++)
-            for (int v = 0; v < VECS; v++)
-                v_store(out + (i * GROUP + j) * PANEL + v * LANES, group_weight(pack, &g, j, v));
+        FOR_EACH_COLUMN(half, odd, j)
+        for (int v = 0; v < VECS; v++)
+            v_store(out + (i * GROUP + j) * PANEL + v * LANES,
+                    group_weight(pack, &g, half, odd, j, v));
     }
 }
 
