@@ -28,8 +28,9 @@ void check_compare(struct check *c, const char *operation, const char *dtype, co
  */
 double check_bound(int64_t longest_sum);
 
-/* Reference results beside the model (golden/NAME.json and .safetensors in its folder or the one
- * above, as tools/make_reference.py writes them). Nothing is reported where there are none. */
+/* Reference results beside the model (golden/NAME.json and .safetensors in its folder or one of
+ * the two above; tools/README.md says where they come from). Nothing is reported where there are
+ * none. */
 linnet_status check_goldens(struct check *c, linnet_model *m, linnet_error *err);
 
 #endif

@@ -191,7 +191,9 @@ linnet_status linnet_engine_plan(const linnet_model *m, const linnet_engine_opti
     plan_batch(o, plan);
     struct limits limits = plan_limits(plan);
     limits.max_context = o->max_model_len ? o->max_model_len : config->context_length;
-    plan->activations = device.ops->buffer_bytes(&config->shape, &limits);
+    plan->activations = device.ops->buffer_bytes(&config->shape, &limits, plan->threads) +
+                        decoder_buffer_bytes(config, &limits) +
+                        (int64_t)(step_numbers(&limits) * sizeof(int32_t));
     int64_t block = device.ops->cache_bytes(&config->shape, 1);
     plan->kv_bytes_per_token = block / BLOCK_TOKENS;
     int64_t left = plan->available - plan->weights - plan->activations;

@@ -119,6 +119,9 @@ static void read_rope(struct object *o, struct model_config *c)
     r->theta = get_number(&scaling, "rope_theta", r->theta);
     const char *type = json_string_value(json_object_get(scaling.json, "rope_type"));
     if (!type) type = json_string_value(json_object_get(scaling.json, "type"));
+    if (!type && (present(&scaling, "factor") || present(&scaling, "rope_type") ||
+                  present(&scaling, "type")))
+        object_fail(&scaling, "rope_type", "the name of a RoPE scaling");
     static const char *const kinds[] = {"default", "linear", "dynamic", "yarn", "llama3"};
     int kind = 0;
     while (kind < 5 && type && strcmp(type, kinds[kind]) != 0) kind++;
@@ -318,7 +321,11 @@ static void meta_rope(struct metadata *m, struct model_config *c)
         m->status == LINNET_OK)
         m->status = error_set(m->err, LINNET_UNSUPPORTED, "%s: %s: partial RoPE is not supported",
                               gguf_path(m->g), full_key(m, "rope.dimension_count", full));
-    if (!gguf_string(m->g, full_key(m, "rope.scaling.type", full), &type)) {
+    bool named = gguf_string(m->g, full_key(m, "rope.scaling.type", full), &type);
+    if (!named && gguf_has(m->g, full) && m->status == LINNET_OK)
+        m->status =
+            error_set(m->err, LINNET_FORMAT, "%s: %s: expected a string", gguf_path(m->g), full);
+    if (!named) {
         double linear = meta_number(m, "rope.scale_linear", 1);
         if (linear != 1) {
             r->kind = ROPE_LINEAR;

@@ -112,8 +112,10 @@ struct ops {
 
     /* Bytes, for the plan made before anything is loaded. */
     int64_t (*matrix_bytes)(enum dtype dtype, int64_t rows, int64_t columns);
+    int64_t (*embedding_bytes)(enum dtype dtype, int64_t rows, int64_t columns);
     int64_t (*cache_bytes)(const struct shape *shape, int32_t n_blocks);
-    int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits);
+    int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits,
+                            int32_t n_threads);
 
     /* x = rows of the embedding */
     void (*embed)(struct backend *b, const struct step *s, const struct matrix *embedding);

@@ -12,6 +12,8 @@
 #include "base/threads.h"
 #include "ops/cpu/kernels.h"
 
+static_assert((int)PANEL == (int)KV_BLOCK, "a vector of scores is a block of keys");
+
 /* Rows of one dtype; a matrix merged from q, k and v may have up to four such segments. */
 struct segment {
     enum pack pack;
@@ -125,15 +127,27 @@ static int64_t thread_scratch(const struct shape *s, const struct limits *l)
     return (size + 63) / 64 * 64 + 64; /* threads do not share cache lines */
 }
 
-static int64_t cpu_buffer_bytes(const struct shape *s, const struct limits *l)
+static int64_t row_bytes(const struct shape *s, const struct limits *l)
 {
     return (int64_t)sizeof(float) *
            (l->max_tokens * row_width(s) + (int64_t)l->max_logits * s->vocab);
 }
 
+static int64_t cpu_buffer_bytes(const struct shape *s, const struct limits *l, int32_t n_threads)
+{
+    return row_bytes(s, l) + (int64_t)sizeof(float) * thread_scratch(s, l) * n_threads;
+}
+
 static int64_t cpu_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns)
 {
     return (rows + PANEL - 1) / PANEL * pack_panel_bytes(pack_of(dtype), columns);
+}
+
+/* Its rows are read where the file has them. */
+static int64_t cpu_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns)
+{
+    (void)dtype, (void)rows, (void)columns;
+    return 0;
 }
 
 static void cpu_close(struct backend *b)
@@ -186,7 +200,7 @@ static linnet_status cpu_open(const struct shape *shape, const struct limits *li
     b->pool = pool;
     b->kernels = forced ? forced : best_kernels();
     b->cache_bytes = (size_t)cpu_cache_bytes(shape, limits->n_blocks);
-    b->buffer_bytes = (size_t)cpu_buffer_bytes(shape, limits);
+    b->buffer_bytes = (size_t)row_bytes(shape, limits);
     b->scratch_size = thread_scratch(shape, limits);
     size_t scratch = (size_t)b->scratch_size * (size_t)pool_threads(pool) * sizeof(float);
     b->cache = mem_pages(b->cache_bytes);
@@ -585,6 +599,7 @@ const struct ops ops_cpu = {
     .load_embedding = cpu_load_embedding,
     .load_vector = cpu_load_vector,
     .matrix_bytes = cpu_matrix_bytes,
+    .embedding_bytes = cpu_embedding_bytes,
     .cache_bytes = cpu_cache_bytes,
     .buffer_bytes = cpu_buffer_bytes,
     .embed = cpu_embed,

@@ -99,8 +99,10 @@ static int64_t reference_cache_bytes(const struct shape *s, int32_t n_blocks)
            s->head_dim;
 }
 
-static int64_t reference_buffer_bytes(const struct shape *s, const struct limits *l)
+static int64_t reference_buffer_bytes(const struct shape *s, const struct limits *l,
+                                      int32_t n_threads)
 {
+    (void)n_threads; /* it computes on one */
     int64_t a_token = s->hidden + 2 * s->n_heads * s->head_dim + s->intermediate;
     return (int64_t)sizeof(float) * (l->max_tokens * a_token + (int64_t)l->max_logits * s->vocab);
 }
@@ -369,6 +371,7 @@ const struct ops ops_reference = {
     .load_embedding = reference_load_embedding,
     .load_vector = reference_load_vector,
     .matrix_bytes = reference_matrix_bytes,
+    .embedding_bytes = reference_matrix_bytes,
     .cache_bytes = reference_cache_bytes,
     .buffer_bytes = reference_buffer_bytes,
     .embed = reference_embed,
