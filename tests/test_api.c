@@ -101,6 +101,49 @@ static void load_on_a_real_model(void **state)
     }
 }
 
+/* The text of the events is the tokens' text, up to the stop string or with it. */
+static void text_and_stop_strings(void **state)
+{
+    (void)state;
+    linnet_model *model = open_model(data_path("qwen3-tiny"));
+    linnet_engine *engine = engine_with_blocks(model, 24, true);
+    linnet_error err;
+    static const int32_t prompt[5] = {40, 41, 42, 43, 44};
+    struct job *job = job_new(prompt, 5, 40);
+    job->request.ignore_eos = true;
+    job_submit(job, engine);
+    job_wait(job);
+    char *text, stop[4] = "";
+    size_t size;
+    assert_ok(linnet_detokenize(model, job->answers[0].tokens, 40, LINNET_SKIP_SPECIAL, &text,
+                                &size, &err),
+              err);
+    assert_string_equal(strbuf_cstr(&job->answers[0].text), text);
+    /* A stop string of three plain characters somewhere in the middle. */
+    size_t at = 8;
+    while (text[at] < 0x20 || text[at + 1] < 0x20 || text[at + 2] < 0x20) at++;
+    memcpy(stop, text + at, 3);
+    at = (size_t)(strstr(text, stop) - text);
+    const char *stops[] = {stop};
+    for (int include = 0; include < 2; include++) {
+        job_reset(job);
+        job->request.stop = stops;
+        job->request.n_stop = 1;
+        job->request.include_stop = include;
+        job_submit(job, engine);
+        job_wait(job);
+        const struct answer *a = &job->answers[0];
+        assert_int_equal(a->finish, LINNET_FINISH_STOP);
+        assert_int_equal(a->text.size, at + (include ? 3 : 0));
+        assert_memory_equal(strbuf_cstr(&a->text), text, a->text.size);
+        assert_true(a->n_tokens <= 40);
+    }
+    linnet_free(text);
+    job_free(job);
+    linnet_engine_destroy(engine);
+    linnet_model_close(model);
+}
+
 static void plans(void **state)
 {
     (void)state;
@@ -270,6 +313,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_tokens_are_the_references),
         cmocka_unit_test(load_on_a_real_model),
+        cmocka_unit_test(text_and_stop_strings),
         cmocka_unit_test(plans),
         cmocka_unit_test(models_by_name),
         cmocka_unit_test(chats),

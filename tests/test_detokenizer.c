@@ -68,6 +68,7 @@ static void test_every_id(void **state)
             assert_int_equal(text.size, 0);
             tokenizer_bytes(t, outside[i], &size);
             assert_int_equal(size, 0);
+            strbuf_free(&text);
         }
         detokenizer_destroy(d);
         tokenizer_close(t);

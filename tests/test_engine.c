@@ -198,6 +198,28 @@ static void prefix_is_found_again(void **state)
     linnet_engine_destroy(e);
 }
 
+/* Whatever the chunks, a prompt's tokens carry its whole length, the answer's their own. */
+static void dynamic_rope_lengths(void **state)
+{
+    (void)state;
+    int32_t prompt[50] = {1};
+    struct fake_options options = roomy;
+    options.dynamic_rope_context = 40;
+    options.max_tokens = 17;
+    struct fake_model *m;
+    linnet_engine *e = fake_engine(&options, &m);
+    struct job *job = job_new(prompt, 50, 8);
+    job->request.ignore_eos = true;
+    job_submit(job, e);
+    while (job->answers[0].n_tokens < 7) checked_turn(e);
+    const struct sequence *q = &e->requests.first->choices[0].sequence;
+    for (int32_t p = 0; p < q->n_computed; p++)
+        assert_int_equal(m->slots[q->blocks[p / 16] * 16 + p % 16].rope_len, p < 50 ? 50 : p + 1);
+    finish_all(e);
+    job_free(job);
+    linnet_engine_destroy(e);
+}
+
 static void cancel_frees_within_a_step(void **state)
 {
     (void)state;
@@ -547,6 +569,7 @@ int main(void)
         cmocka_unit_test(answers_of_one_request_share_its_prompt),
         cmocka_unit_test(answers_survive_the_first),
         cmocka_unit_test(prefix_is_found_again),
+        cmocka_unit_test(dynamic_rope_lengths),
         cmocka_unit_test(cancel_frees_within_a_step),
         cmocka_unit_test(nan_ends_only_its_own_request),
         cmocka_unit_test(device_failure_ends_everything),

@@ -5,8 +5,11 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -107,6 +110,9 @@ static void usage(void **state)
     RUN(NULL, "run", "--top-p", "2", "x");
     assert_code(2);
     assert_int_equal(RUN(NULL, "run", "two", "prompts"), 2);
+    assert_int_equal(RUN(NULL, "run", "--logprobs", "2", "x"), 2);
+    assert_int_equal(RUN(NULL, "help", "run"), 0);
+    assert_contains(result.out, "--temperature");
     assert_int_equal(RUN(NULL, "tokenize", "--decode", "--chat", "x"), 2);
     assert_int_equal(RUN(NULL, "bench", "lader"), 2);
     RUN(NULL, "serve", "--port", "8000");
@@ -421,6 +427,101 @@ static void chat_from_a_pipe(void **state)
     assert_contains(result.err, "/help");
 }
 
+/* ---- on a terminal ------------------------------------------------------------------------- */
+
+struct terminal {
+    int fd;
+    pid_t pid;
+    char text[1 << 16];
+    size_t size, seen; /* seen: where the next await begins to look */
+};
+static struct terminal terminal;
+
+static void open_terminal(const char *const *words)
+{
+    terminal = (struct terminal){.fd = -1};
+    terminal.pid = forkpty(&terminal.fd, NULL, NULL, NULL);
+    assert_true(terminal.pid >= 0);
+    if (terminal.pid > 0) return;
+    const char *argv[32] = {program};
+    for (int i = 0; words[i]; i++) argv[i + 1] = words[i];
+    setenv("TERM", "xterm", 1);
+    setenv("XDG_STATE_HOME", work_path, 1); /* a history of its own */
+    execv(program, (char *const *)(uintptr_t)argv);
+    _exit(99);
+}
+
+/* Reads until the text shows up after what was awaited before. */
+static void await(const char *text)
+{
+    const char *found;
+    while (!(found = strstr(terminal.text + terminal.seen, text))) {
+        struct pollfd p = {terminal.fd, POLLIN, 0};
+        ssize_t n = poll(&p, 1, 60000) == 1 ? read(terminal.fd, terminal.text + terminal.size,
+                                                   sizeof terminal.text - 1 - terminal.size)
+                                            : 0;
+        if (n <= 0) fail_msg("'%s' did not show up in '%s'", text, terminal.text);
+        terminal.size += (size_t)n;
+        terminal.text[terminal.size] = 0;
+    }
+    terminal.seen = (size_t)(found - terminal.text) + strlen(text);
+}
+
+static void type(const char *keys)
+{
+    assert_int_equal(write(terminal.fd, keys, strlen(keys)), strlen(keys));
+}
+
+static int close_terminal(void)
+{
+    struct termios settings;
+    char rest[1024];
+    int status;
+    while (read(terminal.fd, rest, sizeof rest) > 0) {
+    }
+    assert_int_equal(waitpid(terminal.pid, &status, 0), terminal.pid);
+    assert_int_equal(tcgetattr(terminal.fd, &settings), 0);
+    assert_true(settings.c_lflag & ICANON && settings.c_lflag & ECHO);
+    close(terminal.fd);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+static void chat_on_a_terminal(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"chat", "--ignore-eos", "--temperature", "0", NULL};
+    open_terminal(words);
+    await("/help");
+    await(">");
+    type("abc\003"); /* drops the line */
+    await("leaves)");
+    await(">");
+    type("What is the capital of Japan?\r");
+    await("Tokyo.");
+    type("\003"); /* stops the answer, keeps the chat */
+    await("(stopped");
+    await(">");
+    type("/tokens\r");
+    await("in 2 messages");
+    await(">");
+    type("\004");
+    assert_int_equal(close_terminal(), 0);
+
+    open_terminal(words);
+    await("/help");
+    await(">");
+    type("abc");
+    await("abc");
+    kill(terminal.pid, SIGTERM);
+    assert_int_equal(close_terminal(), 130);
+    char history[128];
+    snprintf(history, sizeof history, "%s/linnet/history", work_path);
+    slurp(history, result.out, sizeof result.out);
+    assert_contains(result.out, "Japan?");
+    snprintf(history, sizeof history, "rm -r '%s'", work_path);
+    assert_int_equal(system(history), 0);
+}
+
 static void inspect_and_plan(void **state)
 {
     (void)state;
@@ -496,8 +597,8 @@ int main(void)
         cmocka_unit_test(raw_and_ids),      cmocka_unit_test(too_long),
         cmocka_unit_test(broken_outputs),   cmocka_unit_test(interrupted),
         cmocka_unit_test(tokenize),         cmocka_unit_test(batch),
-        cmocka_unit_test(chat_from_a_pipe), cmocka_unit_test(inspect_and_plan),
-        cmocka_unit_test(bench_rows),
+        cmocka_unit_test(chat_from_a_pipe), cmocka_unit_test(chat_on_a_terminal),
+        cmocka_unit_test(inspect_and_plan), cmocka_unit_test(bench_rows),
     };
     int failed = cmocka_run_group_tests(alone, prepare, tidy_up);
     if (smollm2_path()) return failed + cmocka_run_group_tests(with_model, prepare, tidy_up);

@@ -44,7 +44,6 @@ static void add(struct bench *b, struct sequence_memory *m, int32_t n_prompt, in
                                     .blocks = m->blocks,
                                     .n_prompt = n_prompt,
                                     .n_known = n_prompt,
-                                    .share_limit = INT32_MAX,
                                     .next_sibling = &m->sequence};
     for (int32_t i = 0; i < n_prompt; i++) m->tokens[i] = first + i;
     scheduler_add(b->scheduler, &m->sequence);
@@ -277,21 +276,20 @@ static void siblings_wait_for_the_prompt(void **state)
     bench_free(&b);
 }
 
-static void unshareable_tokens_are_never_found(void **state)
+static void keys_keep_equal_tokens_apart(void **state)
 {
     (void)state;
     static struct sequence_memory a, c;
     struct bench b = bench_new(32, 4, 512, true);
     add(&b, &a, 64, 0);
-    a.sequence.share_limit = 40;
     plan(&b);
     run(&b);
     add(&b, &c, 64, 0);
     plan(&b);
-    assert_int_equal(c.sequence.n_cached, 32);
+    assert_int_equal(c.sequence.n_cached, 48);
     scheduler_remove(b.scheduler, &c.sequence);
     add(&b, &c, 64, 0);
-    c.sequence.key = 5; /* another kind of sequence */
+    c.sequence.key = 5;
     plan(&b);
     assert_int_equal(c.sequence.n_cached, 0);
     scheduler_remove(b.scheduler, &c.sequence);
@@ -365,7 +363,7 @@ int main(void)
         cmocka_unit_test(newest_is_preempted_first),
         cmocka_unit_test(cached_blocks_are_held_before_any_is_taken),
         cmocka_unit_test(siblings_wait_for_the_prompt),
-        cmocka_unit_test(unshareable_tokens_are_never_found),
+        cmocka_unit_test(keys_keep_equal_tokens_apart),
         cmocka_unit_test(random_sequences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,10 +5,18 @@
 
 #include "tokenizer_check.h"
 
+/* Sanitizers take their time. */
+#if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
+enum { PATIENCE = 10 };
+#else
+enum { PATIENCE = 1 };
+#endif
+
+/* Of this process: what else runs on the machine does not count. */
 static double seconds(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -167,7 +175,7 @@ static void check_run(const struct tokenizer *t, const json_t *entry)
         strbuf_text(&text, json_string_value(json_object_get(gen, "unit")));
     double start = seconds();
     struct token_list list = encode(t, text.data, text.size, false, true);
-    assert_true(seconds() - start < 2);
+    assert_true(seconds() - start < 2 * PATIENCE);
     assert_int_equal(list.count, json_integer_value(json_object_get(entry, "n_ids")));
     for (size_t i = 0; i < 4; i++) {
         const json_t *head = json_array_get(json_object_get(entry, "ids_head"), i);
@@ -377,7 +385,7 @@ static void *run_job(void *argument)
     return NULL;
 }
 
-/* Encodes on a stack of 256 KiB, `threads` times at once, within two seconds. */
+/* Encodes on a stack of 256 KiB, `threads` times at once, within two seconds each. */
 static size_t encode_flat(const struct tokenizer *t, const char *text, size_t n, int threads)
 {
     pthread_attr_t attributes;
@@ -392,7 +400,7 @@ static size_t encode_flat(const struct tokenizer *t, const char *text, size_t n,
     }
     for (int i = 0; i < threads; i++) pthread_join(thread[i], NULL);
     pthread_attr_destroy(&attributes);
-    assert_true(seconds() - start < 2 * threads);
+    assert_true(seconds() - start < 2 * PATIENCE * threads);
     for (int i = 0; i < threads; i++) assert_int_equal(jobs[i].count, jobs[0].count);
     return jobs[0].count;
 }

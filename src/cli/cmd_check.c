@@ -32,9 +32,9 @@ static void on_row(void *user, const linnet_check_row *row)
     }
     struct strbuf line = {0};
     if (report->n == 1)
-        strbuf_format(&line, "%-20s %-6s %-6s %-24s %10s %10s %10s\n", "operation", "device",
+        strbuf_format(&line, "%-20s %-13s %-6s %-24s %10s %10s %10s\n", "operation", "device",
                       "dtype", "shape", "max abs", "rms rel", "bound");
-    strbuf_format(&line, "%-20s %-6s %-6s %-24s %10.3g %10.3g %10.3g  %s\n", row->operation,
+    strbuf_format(&line, "%-20s %-13s %-6s %-24s %10.3g %10.3g %10.3g  %s\n", row->operation,
                   row->device, row->dtype, row->shape, row->max_abs, row->rms_rel, row->bound,
                   row->pass ? "ok" : "FAILED");
     report->failed = !output_strbuf(&line);

@@ -218,6 +218,8 @@ int command_run(const struct options *o, double started)
     linnet_engine_options engine = session_engine_options(o);
     if (o->given[OPTION_PROMPT_IDS] && (o->arguments.n || o->file))
         return output_usage("--prompt-ids is the prompt: leave the text out");
+    if (o->given[OPTION_LOGPROBS] && !o->json)
+        return output_usage("--logprobs needs --json, which shows them");
     if (!o->given[OPTION_PROMPT_IDS] && !o->dry_run) {
         linnet_status status = input_text(o, &text, &err);
         if (status) {

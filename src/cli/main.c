@@ -1,6 +1,8 @@
+#include <fcntl.h>
 #include <langinfo.h>
 #include <locale.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "cli/commands.h"
@@ -54,11 +56,20 @@ static int perform(const struct options *options, double started)
     return output_usage("no command: 'linnet --help' lists them; to begin with: linnet chat");
 }
 
+/* A stream that was closed before we began must not become a file that we open: reading it gives
+ * nothing, writing to it fails. */
+static void hold_standard_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDONLY) != fd) _exit(EXIT_FAILED);
+}
+
 int main(int argc, char **argv)
 {
     double started = clock_seconds();
     struct options options;
     linnet_error err;
+    hold_standard_streams();
     setlocale(LC_CTYPE, "");
     if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
     interrupt_setup();

@@ -356,6 +356,8 @@ linnet_status options_parse(int argc, char **argv, struct options *options, linn
             status = parse_long(&args, arg, options, err);
         else if (!only_arguments && arg[0] == '-' && arg[1])
             status = parse_letters(&args, arg, options, err);
+        else if (options->command == COMMAND_NONE && strcmp(arg, "help") == 0)
+            status = store(options, OPTION_HELP, "help", NULL, err); /* `linnet help run` */
         else if (options->command == COMMAND_NONE)
             status = find_command(arg, &options->command, err);
         else

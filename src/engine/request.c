@@ -163,15 +163,15 @@ static linnet_status copy_ends(struct request *r, const struct engine_config *co
     return LINNET_OK;
 }
 
-/* How keys depend on the prompt's length where RoPE is scaled dynamically: a longer prompt than the
- * original context turns all its tokens by its own length, and an answer turns each of its tokens
- * past that by another length, which no prompt ever does. */
-static void set_sharing(struct sequence *q, const struct engine_config *config)
+/*
+ * What must be equal for equal tokens to have equal keys. With dynamic RoPE scaling a prompt that
+ * is longer than the original context turns all its tokens by its own length; every other token
+ * beyond the original context is turned by its position, which all sequences have in common.
+ */
+static uint64_t sharing_key(int32_t n_prompt, const struct engine_config *config)
 {
     int32_t original = config->dynamic_rope_context;
-    bool long_prompt = original && q->n_prompt > original;
-    q->key = long_prompt ? (uint64_t)q->n_prompt : 0;
-    q->share_limit = !original ? INT32_MAX : long_prompt ? q->n_prompt : original;
+    return original && n_prompt > original ? (uint64_t)n_prompt : 0;
 }
 
 static linnet_status create_choices(struct request *r, const struct engine_config *config,
@@ -197,10 +197,10 @@ static linnet_status create_choices(struct request *r, const struct engine_confi
             .blocks = numbers + n_tokens,
             .n_prompt = (int32_t)in->n_prompt,
             .n_known = (int32_t)in->n_prompt,
+            .key = sharing_key((int32_t)in->n_prompt, config),
             .next_sibling = &r->choices[(i + 1) % r->n_choices].sequence,
             .owner = c,
         };
-        set_sharing(&c->sequence, config);
         memcpy(numbers, in->prompt, in->n_prompt * sizeof *numbers);
         numbers += n_tokens + n_blocks;
         if (!config->tokenizer) continue;

@@ -189,8 +189,7 @@ int32_t scheduler_plan(struct scheduler *s, const struct planned **items)
 
 static void register_blocks(struct scheduler *s, struct sequence *q)
 {
-    int32_t end = q->n_computed < q->share_limit ? q->n_computed : q->share_limit;
-    for (; q->n_registered < end / BLOCK_TOKENS; q->n_registered++) {
+    for (; q->n_registered < q->n_computed / BLOCK_TOKENS; q->n_registered++) {
         int32_t i = q->n_registered;
         block_register(s->blocks, q->blocks[i], i ? q->blocks[i - 1] : -1,
                        q->tokens + (size_t)i * BLOCK_TOKENS, q->key);

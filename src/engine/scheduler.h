@@ -38,7 +38,6 @@ struct sequence {
     int32_t *blocks; /* the block table; room for the blocks of all that */
     int32_t n_prompt;
     int32_t n_known;               /* prompt and output; the owner appends between two steps */
-    int32_t share_limit;           /* tokens from here on never enter the prefix index */
     uint64_t key;                  /* block_match's */
     struct sequence *next_sibling; /* ring of the answers to one request; itself if alone */
     void *owner;

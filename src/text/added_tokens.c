@@ -37,7 +37,7 @@ static int by_content(const void *a, const void *b)
 
 void added_set_prepare(struct added_set *set)
 {
-    qsort(set->tokens, set->count, sizeof *set->tokens, by_content);
+    if (set->count) qsort(set->tokens, set->count, sizeof *set->tokens, by_content);
     size_t next = 0;
     for (size_t byte = 0; byte <= 256; byte++) {
         while (next < set->count && (uint8_t)set->tokens[next].content[0] < byte) next++;

@@ -25,9 +25,9 @@ struct detokenizer {
     size_t *borders; /* their fallbacks */
     char pending[4]; /* the start of a character whose rest is yet to come */
     size_t n_pending;
-    bool in_run;        /* the last token was a byte token */
-    bool run_broken;    /* its run has an invalid byte: the rest of it is U+FFFD as well */
-    size_t strip;       /* leading blanks still to be taken off */
+    bool in_run;     /* the last token was a byte token */
+    bool run_broken; /* its run has an invalid byte: the rest of it is U+FFFD as well */
+    size_t strip;    /* leading blanks still to be taken off */
     bool started, stopped;
     char *buffer;
     size_t size, given; /* buffer[0, given) was given out by the last call */

@@ -402,16 +402,14 @@ static bool filter_reverse(struct run *r, struct value v, args_t args, struct va
 
 static bool filter_items(struct run *r, struct value v, args_t args, struct value *out)
 {
-    const struct value *items = NULL;
-    size_t count = 0;
+    const struct value *items;
+    size_t count;
     if (!no_arguments(r, "items", args)) return false;
-    if (v.kind != VALUE_UNDEFINED) {
-        if (!need_dict(r, "items", v)) return false;
-        struct view view = {v.dict, VIEW_ITEMS};
-        struct value all = {.kind = VALUE_VIEW, .view = &view};
-        if (!jinja_items(r, all, &items, &count)) return false;
-    }
-    return jinja_new_iterator(r, items, count, out);
+    if (v.kind != VALUE_UNDEFINED && !need_dict(r, "items", v)) return false;
+    struct view view = {v.dict, VIEW_ITEMS};
+    struct value all = {.kind = VALUE_VIEW, .view = &view};
+    return jinja_items(r, v.kind == VALUE_DICT ? all : v, &items, &count) &&
+           jinja_new_iterator(r, items, count, out);
 }
 
 static bool filter_batch(struct run *r, struct value v, args_t args, struct value *out)

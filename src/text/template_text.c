@@ -167,8 +167,10 @@ bool build_code_point(struct run *r, struct builder *b, int32_t c, bool untruste
 
 bool build_done(struct run *r, struct builder *b, struct value *out)
 {
-    struct text t = {
-        .bytes = b->bytes, .marks = b->marks, .size = b->size, .untrusted = b->untrusted};
+    struct text t = {.bytes = b->bytes ? b->bytes : "",
+                     .marks = b->marks,
+                     .size = b->size,
+                     .untrusted = b->untrusted};
     return new_text(r, &t, out);
 }
 

@@ -229,11 +229,13 @@ bool jinja_pair(struct run *r, struct value a, struct value b, struct value *out
     return true;
 }
 
+static const struct value nothing[1]; /* the items of what has none */
+
 bool jinja_new_iterator(struct run *r, const struct value *items, size_t count, struct value *out)
 {
     struct iterator *iterator = jinja_array(r, 1, sizeof *iterator);
     if (!iterator) return false;
-    *iterator = (struct iterator){.items = items, .count = count};
+    *iterator = (struct iterator){.items = count ? items : nothing, .count = count};
     *out = (struct value){.kind = VALUE_ITERATOR, .iterator = iterator};
     return true;
 }
@@ -310,7 +312,7 @@ static bool range_items(struct run *r, const struct range *range, const struct v
 
 bool jinja_items(struct run *r, struct value v, const struct value **items, size_t *count)
 {
-    *items = NULL;
+    *items = nothing;
     *count = 0;
     switch (v.kind) {
     case VALUE_UNDEFINED: return true;

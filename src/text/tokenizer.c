@@ -43,15 +43,9 @@ linnet_status tokenizer_open_json(const char *bytes, size_t size, const char *na
                                   struct tokenizer **out, linnet_error *err)
 {
     *out = NULL;
-    json_error_t json_error;
-    json_t *root = json_loadb(bytes, size, JSON_ALLOW_NUL, &json_error);
-    if (!root)
-        return error_set(err, LINNET_FORMAT, "%s: line %d: %s", name, json_error.line,
-                         json_error.text);
     struct tokenizer *t;
     linnet_status status = tokenizer_new(&t, err);
-    if (status == LINNET_OK) status = tokenizer_from_json(t, root, NULL, err);
-    json_decref(root);
+    if (status == LINNET_OK) status = tokenizer_from_json(t, bytes, size, NULL, err);
     if (status != LINNET_OK) {
         tokenizer_close(t);
         error_prefix(err, "%s", name);
@@ -67,14 +61,8 @@ static linnet_status open_directory(const struct checkpoint *cp, struct tokenize
     if (!cp->tokenizer_json)
         return error_set(err, LINNET_UNSUPPORTED,
                          "no tokenizer.json; other forms of tokenizer are not understood");
-    json_error_t json_error;
-    json_t *root =
-        json_loadb(cp->tokenizer_json, cp->tokenizer_json_size, JSON_ALLOW_NUL, &json_error);
-    if (!root)
-        return error_set(err, LINNET_FORMAT, "tokenizer.json: line %d: %s", json_error.line,
-                         json_error.text);
-    linnet_status status = tokenizer_from_json(t, root, cp->tokenizer_config, err);
-    json_decref(root);
+    linnet_status status = tokenizer_from_json(t, cp->tokenizer_json, cp->tokenizer_json_size,
+                                               cp->tokenizer_config, err);
     if (status != LINNET_OK) error_prefix(err, "tokenizer.json");
     return status;
 }
@@ -356,6 +344,7 @@ linnet_status tokenizer_encode(const struct tokenizer *t, const char *text, size
 {
     struct encoder e = {.t = t, .out = out, .err = err};
     size_t old_count = out->count;
+    if (n == 0) text = "";
     linnet_status status = matcher_create(&e.matcher, err);
     if (status == LINNET_OK) status = copy_untrusted(&e, options, n);
     if (status == LINNET_OK && utf8_valid(text, n) < n) status = repair(&e, &text, &n);

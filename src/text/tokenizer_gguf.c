@@ -234,7 +234,7 @@ static linnet_status rank_scores(struct tokenizer *t, const struct gguf_array *s
             status = error_set(err, LINNET_FORMAT, "tokenizer.ggml.scores: entry %zu is NaN", i);
     }
     if (status == LINNET_OK) {
-        qsort(sorted, count, sizeof *sorted, by_score);
+        if (count) qsort(sorted, count, sizeof *sorted, by_score);
         for (size_t i = 0, rank = 0; i < count; i++) {
             if (i && sorted[i].score != sorted[i - 1].score) rank = i;
             t->bpe.score_rank[sorted[i].id] = (int32_t)rank;

@@ -253,8 +253,8 @@ linnet_status tokenizer_add_token(struct tokenizer *t, const struct added_token 
 linnet_status tokenizer_new(struct tokenizer **out, linnet_error *err);
 
 /* tokenizer_json.c: tokenizer_config.json (may be NULL) names BOS and EOS. */
-linnet_status tokenizer_from_json(struct tokenizer *t, const json_t *root, const json_t *config,
-                                  linnet_error *err);
+linnet_status tokenizer_from_json(struct tokenizer *t, const char *bytes, size_t size,
+                                  const json_t *config, linnet_error *err);
 /* tokenizer_gguf.c */
 linnet_status tokenizer_from_gguf(struct tokenizer *t, const struct gguf *g, linnet_error *err);
 

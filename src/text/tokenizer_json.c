@@ -2,7 +2,9 @@
  * half understood would give ids that are nearly right. */
 #include <string.h>
 
+#include "text/json_lists.h"
 #include "text/tokenizer_internal.h"
+#include "text/utf8.h"
 
 struct text {
     const char *data;
@@ -221,87 +223,109 @@ static linnet_status add_pretokenizer(struct tokenizer *t, const json_t *object,
 
 /* ---- model -------------------------------------------------------------------------------- */
 
-static linnet_status read_vocabulary(struct tokenizer *t, const json_t *model, const json_t *added,
+/* The text of a tokenizer.json, in its three parts. */
+struct parts {
+    struct json_range vocab, merges;
+    const json_t *root; /* all else */
+};
+
+static linnet_status broken_list(const struct json_cursor *c, const char *list, linnet_error *err)
+{
+    return error_set(err, LINNET_FORMAT, "model: '%s' at byte %zu of it: expected %s", list, c->pos,
+                     list[0] == 'v' ? "\"token\": id, ..." : "two tokens, ...");
+}
+
+/* {"token": id, ...} */
+static linnet_status read_vocabulary(struct tokenizer *t, const struct parts *parts, size_t n_added,
                                      linnet_error *err)
 {
-    json_t *tokens = json_object_get(model, "vocab");
-    if (!json_is_object(tokens)) return missing(err, "model", "vocab");
+    if (!parts->vocab.data) return missing(err, "model", "vocab");
+    struct json_cursor c = {.range = parts->vocab};
     linnet_status status =
-        vocabulary_create(&t->vocabulary, json_object_size(tokens) + json_array_size(added), err);
-    for (void *i = json_object_iter(tokens); i && status == LINNET_OK;
-         i = json_object_iter_next(tokens, i)) {
-        const json_t *id = json_object_iter_value(i);
-        if (!json_is_integer(id)) return missing(err, "model: vocab", json_object_iter_key(i));
-        status = vocabulary_add(&t->vocabulary, json_integer_value(id), json_object_iter_key(i),
-                                json_object_iter_key_len(i), err);
+        vocabulary_create(&t->vocabulary, json_count_commas(c.range) + n_added, err);
+    bool more = json_skip(&c, '{') && !json_skip(&c, '}');
+    while (more && status == LINNET_OK) {
+        struct json_range token;
+        int64_t id;
+        if (!json_string_at(&c, &token) || !json_skip(&c, ':') || !json_integer_at(&c, &id)) break;
+        status = vocabulary_add(&t->vocabulary, id, token.data, token.size, err);
+        more = json_skip(&c, ',');
+        if (!more && !json_skip(&c, '}')) break;
     }
+    if (status == LINNET_OK && (c.failed || more || c.pos != c.range.size))
+        status = broken_list(&c, "vocab", err);
+    json_cursor_free(&c);
     return status;
 }
 
-/* The two halves of a merge: ["a", "b"] or "a b". */
-static bool merge_halves(const json_t *merge, struct text *left, struct text *right)
+/* ["a", "b"] or "a b" */
+static bool merge_at(struct json_cursor *c, struct json_range *left, struct json_range *right)
 {
-    if (json_is_array(merge)) {
-        const json_t *a = json_array_get(merge, 0), *b = json_array_get(merge, 1);
-        if (json_array_size(merge) != 2 || !json_is_string(a) || !json_is_string(b)) return false;
-        *left = (struct text){json_string_value(a), json_string_length(a)};
-        *right = (struct text){json_string_value(b), json_string_length(b)};
-        return true;
-    }
-    if (!json_is_string(merge)) return false;
-    const char *s = json_string_value(merge);
-    size_t n = json_string_length(merge);
-    const char *blank = memchr(s, ' ', n);
+    if (json_skip(c, '['))
+        return json_string_at(c, left) && json_skip(c, ',') && json_string_at(c, right) &&
+               json_skip(c, ']');
+    struct json_range both;
+    if (!json_string_at(c, &both)) return false;
+    const char *blank = memchr(both.data, ' ', both.size);
     if (!blank) return false;
-    *left = (struct text){s, (size_t)(blank - s)};
-    *right = (struct text){blank + 1, n - left->size - 1};
+    *left = (struct json_range){both.data, (size_t)(blank - both.data)};
+    *right = (struct json_range){blank + 1, both.size - left->size - 1};
     return !memchr(right->data, ' ', right->size);
 }
 
-static linnet_status read_merges(struct tokenizer *t, const json_t *model, linnet_error *err)
+static linnet_status add_merge(struct tokenizer *t, size_t rank, struct json_range left,
+                               struct json_range right, struct strbuf *whole, linnet_error *err)
 {
     const struct vocabulary *v = &t->vocabulary;
-    const json_t *merges = json_object_get(model, "merges");
-    if (!json_is_array(merges)) return missing(err, "model", "merges");
-    size_t count = json_array_size(merges);
-    linnet_status status = merges_create(&t->bpe.merges, count, err);
+    strbuf_clear(whole);
+    strbuf_append(whole, left.data, left.size);
+    strbuf_append(whole, right.data, right.size);
+    if (whole->failed) return error_memory(err, "merges", left.size + right.size);
+    int32_t a = vocabulary_find(v, left.data, left.size);
+    int32_t b = vocabulary_find(v, right.data, right.size);
+    int32_t result = vocabulary_find(v, strbuf_cstr(whole), whole->size);
+    if (a < 0 || b < 0 || result < 0)
+        return error_set(err, LINNET_FORMAT,
+                         "merge %zu: '%.*s' + '%.*s': a part or the whole is no token", rank,
+                         (int)(left.size < 40 ? left.size : 40), left.data,
+                         (int)(right.size < 40 ? right.size : 40), right.data);
+    return merges_add(&t->bpe.merges, a, b, (int32_t)rank, result, err);
+}
+
+static linnet_status read_merges(struct tokenizer *t, const struct parts *parts, linnet_error *err)
+{
+    if (!parts->merges.data) return missing(err, "model", "merges");
+    struct json_cursor c = {.range = parts->merges};
     struct strbuf whole = {0};
-    for (size_t i = 0; i < count && status == LINNET_OK; i++) {
-        struct text left, right;
-        if (!merge_halves(json_array_get(merges, i), &left, &right)) {
-            status = error_set(err, LINNET_FORMAT, "merge %zu: expected two tokens", i);
-            break;
-        }
-        strbuf_clear(&whole);
-        strbuf_append(&whole, left.data, left.size);
-        strbuf_append(&whole, right.data, right.size);
-        if (whole.failed) {
-            status = error_memory(err, "merges", left.size + right.size);
-            break;
-        }
-        int32_t a = vocabulary_find(v, left.data, left.size);
-        int32_t b = vocabulary_find(v, right.data, right.size);
-        int32_t result = vocabulary_find(v, strbuf_cstr(&whole), whole.size);
-        if (a < 0 || b < 0 || result < 0)
-            status = error_set(err, LINNET_FORMAT,
-                               "merge %zu: '%.*s' + '%.*s': a part or the whole is no token", i,
-                               (int)(left.size < 40 ? left.size : 40), left.data,
-                               (int)(right.size < 40 ? right.size : 40), right.data);
-        else
-            status = merges_add(&t->bpe.merges, a, b, (int32_t)i, result, err);
+    size_t rank = 0, commas = json_count_commas(c.range);
+    bool more = json_skip(&c, '[') && !json_skip(&c, ']');
+    bool pairs = json_skip(&c, '['); /* of which each has a comma of its own */
+    if (pairs) c.pos--;
+    linnet_status status = merges_create(&t->bpe.merges, pairs ? commas / 2 + 1 : commas, err);
+    for (; more && status == LINNET_OK; rank++) {
+        struct json_range left, right;
+        if (!merge_at(&c, &left, &right)) break;
+        status = add_merge(t, rank, left, right, &whole, err);
+        more = json_skip(&c, ',');
+        if (!more && !json_skip(&c, ']')) break;
+    }
+    if (status == LINNET_OK && (c.failed || more || c.pos != c.range.size)) {
+        status = broken_list(&c, "merges", err);
+        error_prefix(err, "merge %zu", rank);
     }
     strbuf_free(&whole);
+    json_cursor_free(&c);
     return status;
 }
 
-static linnet_status read_model(struct tokenizer *t, const json_t *model, const json_t *added,
-                                linnet_error *err)
+static linnet_status read_model(struct tokenizer *t, const struct parts *parts, linnet_error *err)
 {
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    const json_t *model = json_object_get(parts->root, "model");
     const char *type = json_string_value(json_object_get(model, "type"));
     if (!json_is_object(model)) return missing(err, "the file", "model");
     /* Old files name no type: theirs is seen by the merges. */
-    if (type ? strcmp(type, "BPE") != 0 : !json_object_get(model, "merges"))
+    if (type ? strcmp(type, "BPE") != 0 : !parts->merges.data)
         return unsupported(err, "model", type ? type : "(no type)");
     for (size_t i = 0; i < 2; i++) {
         struct text affix;
@@ -313,8 +337,9 @@ static linnet_status read_model(struct tokenizer *t, const json_t *model, const 
     t->bpe.fuse_unknown = get_flag(model, "fuse_unk", false);
     t->bpe.byte_fallback = get_flag(model, "byte_fallback", false);
     t->bpe.ignore_merges = get_flag(model, "ignore_merges", false);
-    linnet_status status = read_vocabulary(t, model, added, err);
-    if (status == LINNET_OK) status = read_merges(t, model, err);
+    const json_t *added = json_object_get(parts->root, "added_tokens");
+    linnet_status status = read_vocabulary(t, parts, json_array_size(added), err);
+    if (status == LINNET_OK) status = read_merges(t, parts, err);
     struct text unknown;
     if (status == LINNET_OK && get_text(model, "unk_token", &unknown)) {
         t->bpe.unknown = vocabulary_find(&t->vocabulary, unknown.data, unknown.size);
@@ -502,9 +527,10 @@ static int32_t named_token(const struct tokenizer *t, const json_t *config, cons
     return vocabulary_find(&t->vocabulary, json_string_value(value), json_string_length(value));
 }
 
-linnet_status tokenizer_from_json(struct tokenizer *t, const json_t *root, const json_t *config,
-                                  linnet_error *err)
+static linnet_status read_parts(struct tokenizer *t, const struct parts *parts,
+                                const json_t *config, linnet_error *err)
 {
+    const json_t *root = parts->root;
     if (!json_is_object(root))
         return error_set(err, LINNET_FORMAT, "expected a JSON object with 'model'");
     const json_t *added = json_object_get(root, "added_tokens");
@@ -518,7 +544,7 @@ linnet_status tokenizer_from_json(struct tokenizer *t, const json_t *root, const
     if (status == LINNET_OK && !is_absent(pretokenizer))
         status =
             for_each(t, pretokenizer, "pre_tokenizer", "pretokenizers", 0, add_pretokenizer, err);
-    if (status == LINNET_OK) status = read_model(t, json_object_get(root, "model"), added, err);
+    if (status == LINNET_OK) status = read_model(t, parts, err);
     if (status == LINNET_OK) status = read_added(t, added, err);
     if (status == LINNET_OK && t->added_normalized.count) status = normalize_added(t, err);
     if (status == LINNET_OK && !is_absent(post))
@@ -532,4 +558,26 @@ linnet_status tokenizer_from_json(struct tokenizer *t, const json_t *root, const
     if (!config && t->n_prefix) t->bos = t->prefix[0];
     if (!config && t->n_suffix) t->eos = t->suffix[t->n_suffix - 1];
     return LINNET_OK;
+}
+
+linnet_status tokenizer_from_json(struct tokenizer *t, const char *bytes, size_t size,
+                                  const json_t *config, linnet_error *err)
+{
+    struct parts parts = {0};
+    struct strbuf rest = {0};
+    size_t valid = utf8_valid(bytes, size);
+    if (valid < size) return error_set(err, LINNET_FORMAT, "byte %zu is not UTF-8", valid);
+    linnet_status status = json_cut_lists(bytes, size, &parts.vocab, &parts.merges, &rest, err);
+    json_error_t json_error;
+    json_t *root = NULL;
+    if (status == LINNET_OK) {
+        root = json_loadb(strbuf_cstr(&rest), rest.size, JSON_ALLOW_NUL, &json_error);
+        parts.root = root;
+        status = root ? read_parts(t, &parts, config, err)
+                      : error_set(err, LINNET_FORMAT, "%s (line %d without vocab and merges)",
+                                  json_error.text, json_error.line);
+    }
+    json_decref(root);
+    strbuf_free(&rest);
+    return status;
 }

@@ -2,6 +2,9 @@
  * cpu.c - the CPU backend: the vector kernels of kernels.c, on all threads of the pool. Between
  * two matrix products the caller's thread alone does what is too small to share.
  */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,16 +56,23 @@ struct backend {
 
 static const struct kernels *forced;
 
+#if defined(__x86_64__)
+static bool has_f16c(void) /* not a name that every compiler's builtin knows */
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static const struct kernels *best_kernels(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return &kernels_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
-        return &kernels_avx2;
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx2 && avx512) return &kernels_avx512;
+    if (avx2) return &kernels_avx2;
 #endif
     return &kernels_generic;
 }
