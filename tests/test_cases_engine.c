@@ -36,6 +36,14 @@ static void need_model(void)
     skip();
 }
 
+/* Under sanitizers each token of a real model costs a third of a second: there, the same paths run
+ * on tiny models only (test_api.c, test_engine.c, test_cases_load.c). */
+static void need_fast_model(void)
+{
+    if (SLOW_BUILD) skip();
+    need_model();
+}
+
 static const int32_t tokyo_ids[] = {504, 3575, 282, 3085, 314, 19081, 30, 2};
 static const int32_t count_ids[] = {216, 33, 40, 216, 33, 41, 216, 34};
 static const char count_text[] = " 18 19 2";
@@ -65,7 +73,7 @@ static void stop_texts(void **state)
         const char *text;
         int32_t n_tokens;
     } cases[] = {{stops, 1, "The capital ", 4}, {stops, 3, "The capital ", 3}, {the, 1, "", 1}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < (SLOW_BUILD ? 1 : 3); i++) {
         struct job *job = chat_job(model, japan, 0);
         job->request.stop = cases[i].stop;
         job->request.n_stop = cases[i].n;
@@ -111,7 +119,7 @@ static void end_tokens(void **state)
 static void unspellable(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     struct job *odd = chat_job(model, "\004\006", 12), *empty = chat_job(model, "", 12);
     assert_int_equal(odd->request.n_prompt, empty->request.n_prompt);
     assert_memory_equal(odd->request.prompt, empty->request.prompt, 4 * empty->request.n_prompt);
@@ -157,7 +165,7 @@ static void typed_control_tokens(void **state)
 static void logit_bias(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     static const linnet_logit_bias wrong[] = {{49152, 5}, {-1, 5}, {INT32_MAX, 5}, {504, NAN}};
     static const char *const words[] = {"49152", "-1", "2147483647", "504"};
     struct job *beside = chat_job(model, japan, 0), *job = chat_job(model, japan, 1);
@@ -201,7 +209,7 @@ static struct job *story(bool seeded, uint64_t seed)
 static void seeds(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     struct job *first = ask(story(true, 42), engine), *crowd[8];
     for (int round = 0; round < 4; round++) { /* alone, 7 unseeded, 7 other seeds, seed 42 last */
         int n = round == 0 ? 1 : 8, mine = round == 3 ? 7 : 0;
@@ -256,7 +264,7 @@ static void probe_event(void *user, const linnet_event *event)
 static void permuted_rows(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     static const int32_t ids[] = {7042, 260, 4528};
     static const double logits[] = {17.37, 14.89, 13.25};
     struct probe probe = {.job = raw_job(model, "The capital of France is", 1)};
@@ -332,9 +340,9 @@ static void repeat(linnet_engine *e, int32_t n, const struct job *expected, bool
 static void cached_prompts(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     static const int32_t lengths[] = {16, 32, 48, 64, 128, 256, 257};
-    const int n_lengths = SLOW_BUILD ? 2 : 7;
+    const int n_lengths = 7;
     struct job *cold[7][3], *at_once[8];
     linnet_engine *plain = open_engine(
         model, POOL, (linnet_engine_options){.max_model_len = CONTEXT, .no_prefix_caching = true});
@@ -379,7 +387,7 @@ static void cached_prompts(void **state)
 static void second_turn(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     static const char chat[] =
         "{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of Japan?\"},"
         "{\"role\": \"assistant\", \"content\": \"The capital of Japan is Tokyo.\"},"
@@ -407,7 +415,7 @@ static void second_turn(void **state)
  * they grow beside each other; every eighth is a seeded one with penalties. */
 static struct job *crowd_job(int i)
 {
-    if (i % 16 < 2) return digits(i % 2 ? '8' : '7', 200, SLOW_BUILD ? 40 : 100);
+    if (i % 16 < 2) return digits(i % 2 ? '8' : '7', 200, 100);
     if (i % 8 != 7) return i % 2 ? raw_job(model, counting, 8) : chat_job(model, japan, 30);
     struct job *job = raw_job(model, counting, 24);
     job->request.ignore_eos = true;
@@ -457,8 +465,8 @@ static void run_crowd(const struct job *const *alone, int n, bool no_prefix_cach
 static void preempted(void **state)
 {
     (void)state;
-    need_model();
-    const int n = SLOW_BUILD ? 16 : 32;
+    need_fast_model();
+    const int n = 32;
     struct job *alone[32];
     for (int i = 0; i < n; i++)
         alone[i] = is_repeat(i) ? alone[i % 16 < 2 ? i % 2 : 2 + i % 2] : ask(crowd_job(i), engine);
@@ -481,7 +489,7 @@ static void cancel_at_third(void *user, const linnet_event *event)
 static void several_answers(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     struct job *job = chat_job(model, japan, 0);
     job->request.n = 4;
     ask(job, engine);
@@ -542,7 +550,7 @@ static void several_answers(void **state)
 static void too_long(void **state)
 {
     (void)state;
-    need_model();
+    need_fast_model();
     static int32_t prompt[CONTEXT + 1];
     struct job *job = job_new(prompt, CONTEXT, 1);
     assert_refused(engine, &job->request, LINNET_TOO_LONG, "1024 tokens");
