@@ -472,6 +472,21 @@ static void type(const char *keys)
     assert_int_equal(write(terminal.fd, keys, strlen(keys)), strlen(keys));
 }
 
+/* The prompt, and the editor behind it: a Ctrl-D that comes before the terminal is in its hands is
+ * eaten by the terminal. */
+static void await_prompt(void)
+{
+    const struct timespec pause = {0, 10000000};
+    struct termios settings;
+    await(">");
+    for (int i = 0; i < 1000; i++) {
+        assert_int_equal(tcgetattr(terminal.fd, &settings), 0);
+        if (!(settings.c_lflag & ICANON)) return;
+        nanosleep(&pause, NULL);
+    }
+    fail_msg("the line editor did not start");
+}
+
 static int close_terminal(void)
 {
     struct termios settings;
@@ -492,24 +507,24 @@ static void chat_on_a_terminal(void **state)
     static const char *const words[] = {"chat", "--ignore-eos", "--temperature", "0", NULL};
     open_terminal(words);
     await("/help");
-    await(">");
+    await_prompt();
     type("abc\003"); /* drops the line */
     await("leaves)");
-    await(">");
+    await_prompt();
     type("What is the capital of Japan?\r");
     await("Tokyo.");
     type("\003"); /* stops the answer, keeps the chat */
     await("(stopped");
-    await(">");
+    await_prompt();
     type("/tokens\r");
     await("in 2 messages");
-    await(">");
+    await_prompt();
     type("\004");
     assert_int_equal(close_terminal(), 0);
 
     open_terminal(words);
     await("/help");
-    await(">");
+    await_prompt();
     type("abc");
     await("abc");
     kill(terminal.pid, SIGTERM);

@@ -25,7 +25,7 @@ static bool find_architecture(const char *name, size_t n, enum architecture *out
     return false;
 }
 
-static void add_eos(struct model_config *c, int64_t id)
+void model_config_add_eos(struct model_config *c, int64_t id)
 {
     if (id < 0 || id >= c->shape.vocab || c->n_eos == CONFIG_MAX_EOS) return;
     for (int32_t i = 0; i < c->n_eos; i++)
@@ -193,10 +193,11 @@ static void refuse_unknown_features(struct object *o)
 static void read_eos(struct model_config *c, const json_t *object)
 {
     const json_t *eos = json_object_get(object, "eos_token_id");
-    if (json_is_integer(eos)) add_eos(c, json_integer_value(eos));
+    if (json_is_integer(eos)) model_config_add_eos(c, json_integer_value(eos));
     size_t i;
     json_t *id;
-    json_array_foreach(eos, i, id) if (json_is_integer(id)) add_eos(c, json_integer_value(id));
+    json_array_foreach(eos, i, id) if (json_is_integer(id))
+        model_config_add_eos(c, json_integer_value(id));
 }
 
 static void read_generation_config(struct model_config *c, const json_t *g)
@@ -419,7 +420,7 @@ static linnet_status read_gguf(const struct checkpoint *cp, struct model_config 
                                        "tokenizer.ggml.eom_token_id"};
     int64_t id;
     for (size_t i = 0; i < 3; i++)
-        if (gguf_integer(g, ends[i], &id)) add_eos(c, id);
+        if (gguf_integer(g, ends[i], &id)) model_config_add_eos(c, id);
     meta_sampling(g, c);
     return m.status;
 }
