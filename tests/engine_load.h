@@ -252,7 +252,7 @@ static inline void run_crowded(const struct load *l, struct job **jobs, uint64_t
 
 /*
  * Runs the load; the caller looks at how often the crowded engine had to preempt. Both engines must
- * be fresh. *generated gets the tokens of all answers.
+ * be fresh.
  */
 static inline void load_test(const struct load *l)
 {
