@@ -260,7 +260,7 @@ double linnet_measure_bandwidth(int32_t threads)
     enum { BYTES = 1 << 29, PASSES = 4 };
     struct pool *pool;
     double best = 0;
-    struct reading r = {.data = mem_pages(BYTES), .n = BYTES / 8};
+    struct reading r = {.data = mem_pages(BYTES, true), .n = BYTES / 8};
     if (r.data && pool_create(threads, &pool, NULL) == LINNET_OK) {
         memset((void *)(uintptr_t)r.data, 1,
                BYTES); /* real pages: untouched ones are all the same zeros */

@@ -203,9 +203,10 @@ static linnet_status cpu_open(const struct shape *shape, const struct limits *li
     b->buffer_bytes = (size_t)row_bytes(shape, limits);
     b->scratch_size = thread_scratch(shape, limits);
     size_t scratch = (size_t)b->scratch_size * (size_t)pool_threads(pool) * sizeof(float);
-    b->cache = mem_pages(b->cache_bytes);
-    b->buffers = mem_pages(b->buffer_bytes);
-    b->scratch = mem_pages(scratch);
+    b->cache = mem_pages(b->cache_bytes,
+                         false); /* touched block by block: huge pages would zero far too much */
+    b->buffers = mem_pages(b->buffer_bytes, false);
+    b->scratch = mem_pages(scratch, false);
     if (!b->cache || !b->buffers || !b->scratch) {
         error_memory(err, "cache and activations", b->cache_bytes + b->buffer_bytes + scratch);
         cpu_close(b);
@@ -258,7 +259,7 @@ static linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part
     m->n_segments = n_parts;
     for (int i = 0; i < n_parts; i++)
         m->bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
-    m->pages = mem_pages(m->bytes);
+    m->pages = mem_pages(m->bytes, true);
     if (!m->pages) return error_memory(err, "a weight matrix", m->bytes);
     uint8_t *at = m->pages;
     for (int i = 0; i < n_parts; i++) {
