@@ -324,9 +324,9 @@ LINNET_API linnet_status linnet_ladder(linnet_model *model, const linnet_engine_
                                        int32_t n_prompt, int32_t n_tokens, linnet_ladder_fn on_row,
                                        void *user, linnet_error *err);
 
-/* Read bandwidth of this machine's memory in bytes a second, by `threads` at once (0: all), over a
- * buffer far larger than the caches. Takes about a second. */
-LINNET_API double linnet_measure_bandwidth(int32_t threads);
+/* Read bandwidth of a device's memory in bytes a second over a buffer far larger than its caches;
+ * on the CPU by `threads` at once (0: all). Takes about a second; 0 if it cannot be measured. */
+LINNET_API double linnet_measure_bandwidth(const char *device, int32_t threads);
 
 #ifdef __cplusplus
 }

@@ -36,9 +36,10 @@ void check_compare(struct check *c, const char *operation, const char *dtype, co
     check_report(c, operation, dtype, shape, max, sqrt(sum / (sum_want > 0 ? sum_want : 1)), bound);
 }
 
-double check_bound(int64_t longest_sum)
+double check_bound(const struct check *c, int64_t longest_sum, int32_t n_roundings)
 {
-    return 0x1p-22 * sqrt((double)longest_sum);
+    return 0x1p-22 * sqrt((double)longest_sum) +
+           2 * c->device.ops->activation_error * sqrt((double)n_roundings);
 }
 
 /* ---- one layer, operation by operation ------------------------------------------------------- */
@@ -84,13 +85,25 @@ static void keep(void *user, const char *operation, int32_t layer)
     p->n_kept += collect(p, p->device, operation, layer, p->kept + p->n_kept);
 }
 
+/* How often values have been rounded on the way to an operation's result: once in the embedding,
+ * then each operation's input, weights and output. */
+static int32_t roundings(const char *operation)
+{
+    static const char *const order[] = {"embed",   "qkv",  "attention", "o_proj",
+                                        "gate_up", "down", "head"};
+    int32_t i = 0;
+    while (strcmp(order[i], operation) != 0) i++;
+    return 1 + 3 * i;
+}
+
 static void compare(void *user, const char *operation, int32_t layer)
 {
     struct pair *p = user;
     const struct shape *s = &p->config->shape;
     size_t n = collect(p, p->reference, operation, layer, p->want);
     int64_t longest = s->hidden > s->intermediate ? s->hidden : s->intermediate;
-    double bound = strcmp(operation, "embed") == 0 ? 0 : check_bound(longest);
+    if (strcmp(operation, "embed") == 0) longest = 0;
+    double bound = check_bound(p->check, longest, roundings(operation));
     check_compare(p->check, operation, p->dtype, p->shape, p->kept + p->at, p->want, n, bound);
     p->at += n;
 }
@@ -247,7 +260,7 @@ static linnet_status check_model(struct check *c, linnet_model *m, linnet_error 
     }
     snprintf(shape, sizeof shape, "[%d, %d]", n, s->vocab);
     /* the layers' errors add up like independent ones */
-    double bound = check_bound((int64_t)s->hidden * s->n_layers);
+    double bound = check_bound(c, (int64_t)s->hidden * s->n_layers, roundings("head"));
     if (!status) check_compare(c, "logits", m->dtype, shape, logits[0], logits[1], count, bound);
     free(logits[0]);
     free(logits[1]);

@@ -255,7 +255,7 @@ static void read_share(void *arg, int thread, int n_threads)
     r->sums[thread] = a[0] + a[1] + a[2] + a[3];
 }
 
-double linnet_measure_bandwidth(int32_t threads)
+static double host_bandwidth(int32_t threads)
 {
     enum { BYTES = 1 << 29, PASSES = 4 };
     struct pool *pool;
@@ -274,4 +274,11 @@ double linnet_measure_bandwidth(int32_t threads)
     }
     mem_pages_free((void *)(uintptr_t)r.data, BYTES);
     return best;
+}
+
+double linnet_measure_bandwidth(const char *device, int32_t threads)
+{
+    struct device d;
+    if (find_device(device, &d, NULL) != LINNET_OK) return 0;
+    return d.ops->read_bandwidth ? d.ops->read_bandwidth() : host_bandwidth(threads);
 }

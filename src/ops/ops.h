@@ -95,6 +95,9 @@ enum buffer {
  */
 struct ops {
     const char *name; /* "reference", "cpu", "cuda" */
+    /* Relative error (rms) with which activations are kept between operations: 0 for fp32, 0.0017
+     * for bf16. */
+    double activation_error;
 
     /* `pool` is the caller's and outlives the backend; a device backend may ignore it. */
     linnet_status (*open)(const struct shape *shape, const struct limits *limits, struct pool *pool,
@@ -136,6 +139,9 @@ struct ops {
                  const struct matrix *w);
     linnet_status (*finish)(struct backend *b, linnet_error *err);
 
+    /* Read bandwidth of the device's memory, measured now, in bytes a second; NULL: the host's. */
+    double (*read_bandwidth)(void);
+
     /* After finish. Logits of wanted row i: [vocab] fp32 in host memory, until the next step. */
     const float *(*logits)(struct backend *b, int32_t i);
     void (*read_buffer)(struct backend *b, enum buffer which, int32_t row, float *out);
@@ -145,6 +151,20 @@ struct ops {
 
 extern const struct ops ops_reference; /* plain C, top to bottom readable */
 extern const struct ops ops_cpu;       /* vector code, chosen at run time */
+
+/*
+ * The CUDA backend is a shared object, liblinnet_cuda.so, so that the same program runs where there
+ * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
+ * gets the device's name for people, *free_bytes the memory that is free on it.
+ */
+enum { OPS_ABI = 1 }; /* grows with every change of this header */
+struct ops_cuda_request {
+    int abi, index;
+};
+typedef const struct ops *(*ops_cuda_fn)(const struct ops_cuda_request *request, char *text,
+                                         size_t text_size, int64_t *free_bytes, linnet_error *err);
+#define OPS_CUDA_LIBRARY "liblinnet_cuda.so"
+#define OPS_CUDA_SYMBOL  "linnet_cuda_ops"
 
 /* The instruction set that ops_cpu uses here: "avx512", "avx2", "generic". `force` (tests): one of
  * these names, or NULL for the best; false if the machine cannot. */
