@@ -27,11 +27,12 @@ linnet_status decoder_step_observed(struct decoder *d, const struct step *s,
     const struct ops *ops = d->ops;
     struct backend *b = d->backend;
     prepare_rope(d, s);
+    ops->begin(b, s, d->rope_rows, observe == ignore);
     ops->embed(b, s, d->embedding);
     observe(user, "embed", -1);
     for (int32_t i = 0; i < d->config->shape.n_layers; i++) {
         const struct layer *layer = &d->layers[i];
-        ops->qkv(b, s, i, layer, d->rope_rows);
+        ops->qkv(b, s, i, layer);
         observe(user, "qkv", i);
         ops->attention(b, s, i);
         observe(user, "attention", i);

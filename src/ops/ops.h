@@ -48,6 +48,7 @@ struct limits {
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
+    bool eager;          /* a device must not replay recorded steps */
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
@@ -120,12 +121,15 @@ struct ops {
     int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits,
                             int32_t n_threads);
 
+    /* The step that the following operations belong to, and its rope rows [n_tokens, head_dim] (cos
+     * of the first half of the dimensions, then sin). `whole`: nobody looks at buffers before
+     * finish, so that a device may replay a recording of the same shape instead of the operations.
+     */
+    void (*begin)(struct backend *b, const struct step *s, const float *rope, bool whole);
     /* x = rows of the embedding */
     void (*embed)(struct backend *b, const struct step *s, const struct matrix *embedding);
-    /* RMSNorm, one GEMM, bias, q/k norm, RoPE by rope [n_tokens, head_dim] (cos of the first half
-     * of the dimensions, then sin), K and V into their slots of this layer's cache */
-    void (*qkv)(struct backend *b, const struct step *s, int32_t layer, const struct layer *w,
-                const float *rope);
+    /* RMSNorm, one GEMM, bias, q/k norm, RoPE, K and V into their slots of this layer's cache */
+    void (*qkv)(struct backend *b, const struct step *s, int32_t layer, const struct layer *w);
     /* paged grouped-query attention over the block table; scores scaled by head_dim^-0.5 */
     void (*attention)(struct backend *b, const struct step *s, int32_t layer);
     /* x += attn W^T (+ bias) */

@@ -50,7 +50,8 @@ struct backend {
     float *x, *norm, *qkv, *attn, *gate_up, *act, *logits; /* rows of the step; qkv holds q, k, v */
     float *buffers;
     size_t buffer_bytes;
-    float *scratch; /* [threads][scratch_size] */
+    const float *rope; /* the step's rows */
+    float *scratch;    /* [threads][scratch_size] */
     int64_t scratch_size;
 };
 
@@ -384,7 +385,6 @@ struct rows_work {
     const struct layer *w;
     const struct vector *norm;
     const int32_t *row_of; /* norm: row i reads x row row_of[i]; NULL: row i */
-    const float *rope;
     const struct matrix_part *embedding;
     int32_t layer;
     int64_t n;
@@ -444,7 +444,7 @@ static void store_row(const struct rows_work *w, int64_t t)
         const struct vector *norm = h < s->n_heads ? w->w->q_norm : w->w->k_norm;
         float *head = row + h * head_dim;
         if (norm) b->kernels->rmsnorm(head, norm->v, head_dim, s->norm_eps, head);
-        b->kernels->rope(head, w->rope + t * head_dim, head_dim);
+        b->kernels->rope(head, b->rope + t * head_dim, head_dim);
     }
     int32_t slot = w->s->slot_mapping[t], offset = slot % KV_BLOCK;
     for (int32_t h = 0; h < s->n_kv_heads; h++) {
@@ -509,19 +509,24 @@ static void attention_share(void *arg, int thread, int n_threads)
 /* ---- the operations -----------------------------------------------------------------------------
  */
 
+static void cpu_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
+{
+    (void)s, (void)whole;
+    b->rope = rope;
+}
+
 static void cpu_embed(struct backend *b, const struct step *s, const struct matrix *embedding)
 {
     for_rows(&(struct rows_work){
         .b = b, .s = s, .embedding = &embedding->source, .n = s->n_tokens, .row = embed_row});
 }
 
-static void cpu_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w,
-                    const float *rope)
+static void cpu_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
 {
     norm_rows(b, w->input_norm, NULL, s->n_tokens);
     product(b, w->qkv, b->norm, s->n_tokens, b->qkv, w->qkv->rows, w->qkv_bias, false);
     for_rows(&(struct rows_work){
-        .b = b, .s = s, .w = w, .rope = rope, .layer = layer, .n = s->n_tokens, .row = store_row});
+        .b = b, .s = s, .w = w, .layer = layer, .n = s->n_tokens, .row = store_row});
 }
 
 static void cpu_attention(struct backend *b, const struct step *s, int32_t layer)
@@ -603,6 +608,7 @@ const struct ops ops_cpu = {
     .embedding_bytes = cpu_embedding_bytes,
     .cache_bytes = cpu_cache_bytes,
     .buffer_bytes = cpu_buffer_bytes,
+    .begin = cpu_begin,
     .embed = cpu_embed,
     .qkv = cpu_qkv,
     .attention = cpu_attention,

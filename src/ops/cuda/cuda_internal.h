@@ -44,6 +44,14 @@ struct device_step {
     float *rope;           /* [n_tokens, head_dim] */
 };
 
+enum { MAX_GRAPH = 256 }; /* tokens of the largest step that is recorded */
+
+/* A recorded step. */
+struct graph {
+    cudaGraphExec_t exec; /* NULL: not yet */
+    int32_t max_blocks;
+};
+
 struct backend {
     struct shape shape;
     struct limits limits;
@@ -67,7 +75,10 @@ struct backend {
     void *step_memory, *host_step; /* device and pinned; the same layout */
     size_t step_bytes;
     void *staging, *host_staging; /* for loading */
-    int32_t n_tokens, n_logits;
+    int32_t n_logits;
+    struct graph graphs[MAX_GRAPH + 1]; /* by number of tokens */
+    struct graph *graph;                /* of this step, or NULL */
+    bool recording;
 };
 
 enum { STAGING_BYTES = 32 << 20 };

@@ -52,6 +52,8 @@ static void cuda_close(struct backend *b)
     cudaFreeHost(b->host_logits);
     cudaFreeHost(b->host_step);
     cudaFreeHost(b->host_staging);
+    for (int i = 0; i <= MAX_GRAPH; i++)
+        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
     if (b->stream) cudaStreamDestroy(b->stream);
     free(b);
 }
@@ -278,48 +280,65 @@ static linnet_status cuda_load_vector(struct backend *b, const float *values, in
 /* ---- the operations
  * ------------------------------------------------------------------------------ */
 
-/* The step's numbers go over in one copy, when its first operation comes; RoPE rows with qkv. */
-static void send_step(struct backend *b, const struct step *s)
+/* The step's numbers go over in one copy. */
+static void send_step(struct backend *b, const struct step *s, const float *rope)
 {
     struct device_step host;
     lay_step(&b->shape, &b->limits, (char *)b->host_step, &host);
     size_t tokens = (size_t)s->n_tokens * sizeof(int32_t);
+    size_t rope_bytes = (size_t)s->n_tokens * (size_t)b->shape.head_dim * sizeof(float);
     memcpy(host.token_ids, s->token_ids, tokens);
     memcpy(host.positions, s->positions, tokens);
     memcpy(host.slot_mapping, s->slot_mapping, tokens);
     memcpy(host.block_tables, s->block_tables,
            (size_t)s->n_seqs * (size_t)s->max_blocks * sizeof(int32_t));
     memcpy(host.logit_rows, s->logit_rows, (size_t)s->n_logits * sizeof(int32_t));
+    memcpy(host.rope, rope, rope_bytes);
     for (int32_t seq = 0; seq < s->n_seqs; seq++)
         for (int32_t t = s->query_start[seq]; t < s->query_start[seq + 1]; t++)
             host.seq_of[t] = seq;
-    size_t bytes = (size_t)((char *)host.rope - (char *)b->host_step);
+    size_t bytes = (size_t)((char *)host.rope - (char *)b->host_step) + rope_bytes;
     cuda_good(
         b, cudaMemcpyAsync(b->step_memory, b->host_step, bytes, cudaMemcpyHostToDevice, b->stream),
         "sending a step");
-    b->n_tokens = s->n_tokens;
+}
+
+/*
+ * A step in which every token wants logits (decoding) is recorded once for each of its shapes and
+ * replayed from then on: all that changes between two such steps lies in the buffers of send_step.
+ */
+static void cuda_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
+{
+    cuda_good(b, cudaSetDevice(b->device), "choosing the device");
+    send_step(b, s, rope);
     b->n_logits = s->n_logits;
+    b->graph = NULL;
+    bool recordable =
+        whole && !b->limits.eager && s->n_tokens == s->n_logits && s->n_tokens <= MAX_GRAPH;
+    if (!recordable || b->failed != cudaSuccess) return;
+    b->graph = &b->graphs[s->n_tokens];
+    if (b->graph->exec && b->graph->max_blocks == s->max_blocks) return;
+    if (b->graph->exec) cudaGraphExecDestroy(b->graph->exec);
+    *b->graph = (struct graph){};
+    b->graph->max_blocks = s->max_blocks;
+    b->recording = cuda_good(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal),
+                             "recording a step");
+}
+
+/* True if the operation is already in the graph that finish will launch. */
+static bool replayed(const struct backend *b)
+{
+    return b->graph && b->graph->exec;
 }
 
 static void cuda_embed(struct backend *b, const struct step *s, const struct matrix *embedding)
 {
-    cuda_good(b, cudaSetDevice(b->device), "choosing the device");
-    send_step(b, s);
-    rows_embed(b, embedding, s->n_tokens);
+    if (!replayed(b)) rows_embed(b, embedding, s->n_tokens);
 }
 
-static void cuda_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w,
-                     const float *rope)
+static void cuda_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
 {
-    if (layer == 0) {
-        struct device_step host;
-        size_t bytes = (size_t)s->n_tokens * (size_t)b->shape.head_dim * sizeof(float);
-        lay_step(&b->shape, &b->limits, (char *)b->host_step, &host);
-        memcpy(host.rope, rope, bytes);
-        cuda_good(
-            b, cudaMemcpyAsync(b->step.rope, host.rope, bytes, cudaMemcpyHostToDevice, b->stream),
-            "sending a step");
-    }
+    if (replayed(b)) return;
     rows_norm(b, w->input_norm, NULL, s->n_tokens);
     matrix_product(b, w->qkv, b->normed, s->n_tokens, b->qkv, w->qkv_bias, false);
     rows_rope_store(b, layer, w, s->n_tokens);
@@ -327,16 +346,17 @@ static void cuda_qkv(struct backend *b, const struct step *s, int32_t layer, con
 
 static void cuda_attention(struct backend *b, const struct step *s, int32_t layer)
 {
-    attention_run(b, s, layer);
+    if (!replayed(b)) attention_run(b, s, layer);
 }
 
 static void cuda_o_proj(struct backend *b, const struct step *s, const struct layer *w)
 {
-    matrix_product(b, w->o_proj, b->attn, s->n_tokens, b->x, w->o_bias, true);
+    if (!replayed(b)) matrix_product(b, w->o_proj, b->attn, s->n_tokens, b->x, w->o_bias, true);
 }
 
 static void cuda_gate_up(struct backend *b, const struct step *s, const struct layer *w)
 {
+    if (replayed(b)) return;
     rows_norm(b, w->post_norm, NULL, s->n_tokens);
     matrix_product(b, w->gate_up, b->normed, s->n_tokens, b->gate_up, NULL, false);
     rows_silu_mul(b, s->n_tokens);
@@ -344,22 +364,35 @@ static void cuda_gate_up(struct backend *b, const struct step *s, const struct l
 
 static void cuda_down(struct backend *b, const struct step *s, const struct layer *w)
 {
-    matrix_product(b, w->down, b->act, s->n_tokens, b->x, NULL, true);
+    if (!replayed(b)) matrix_product(b, w->down, b->act, s->n_tokens, b->x, NULL, true);
 }
 
 static void cuda_head(struct backend *b, const struct step *s, const struct vector *norm,
                       const struct matrix *w)
 {
+    if (replayed(b)) return;
     rows_norm(b, norm, b->step.logit_rows, s->n_logits);
     matrix_product(b, w, b->normed, s->n_logits, b->logits, NULL, false);
-    size_t bytes = (size_t)s->n_logits * (size_t)b->shape.vocab * sizeof(float);
-    cuda_good(b,
-              cudaMemcpyAsync(b->host_logits, b->logits, bytes, cudaMemcpyDeviceToHost, b->stream),
-              "fetching logits");
+}
+
+static void end_recording(struct backend *b)
+{
+    cudaGraph_t graph = NULL;
+    b->recording = false;
+    if (!cuda_good(b, cudaStreamEndCapture(b->stream, &graph), "recording a step")) return;
+    cuda_good(b, cudaGraphInstantiate(&b->graph->exec, graph, 0), "recording a step");
+    cudaGraphDestroy(graph);
 }
 
 static linnet_status cuda_finish(struct backend *b, linnet_error *err)
 {
+    size_t bytes = (size_t)b->n_logits * (size_t)b->shape.vocab * sizeof(float);
+    if (b->recording) end_recording(b);
+    if (replayed(b)) cuda_good(b, cudaGraphLaunch(b->graph->exec, b->stream), "a step");
+    if (bytes)
+        cuda_good(
+            b, cudaMemcpyAsync(b->host_logits, b->logits, bytes, cudaMemcpyDeviceToHost, b->stream),
+            "fetching logits");
     cuda_good(b, cudaStreamSynchronize(b->stream), "a step");
     return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
 }
@@ -401,7 +434,12 @@ static void cuda_read_buffer(struct backend *b, enum buffer which, int32_t row, 
     case BUFFER_ACT:
         read_bf16(b, b->act + row * padded_columns(s->intermediate), s->intermediate, out);
         return;
-    case BUFFER_LOGITS: memcpy(out, cuda_logits(b, row), (size_t)s->vocab * sizeof(float)); return;
+    case BUFFER_LOGITS:
+        cuda_good(b,
+                  cudaMemcpy(out, b->logits + (int64_t)row * s->vocab,
+                             (size_t)s->vocab * sizeof(float), cudaMemcpyDeviceToHost),
+                  "reading a buffer");
+        return;
     }
 }
 
@@ -474,6 +512,7 @@ static const struct ops table = {
     cuda_embedding_bytes,
     cuda_cache_bytes,
     cuda_buffer_bytes,
+    cuda_begin,
     cuda_embed,
     cuda_qkv,
     cuda_attention,

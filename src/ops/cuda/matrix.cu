@@ -54,6 +54,7 @@ static __global__ void __launch_bounds__(32 * N_SEGMENTS)
     int64_t begin = steps * segment / N_SEGMENTS, end = steps * (segment + 1) / N_SEGMENTS;
     float acc[TILES][4] = {};
     const uint4 *weights = (const uint4 *)packed + (panel * steps * 32 + lane) * 2;
+#pragma unroll 4
     for (int64_t step = begin; step < end; step++) {
         uint4 w0 = weights[step * 64], w1 = weights[step * 64 + 1];
 #pragma unroll
