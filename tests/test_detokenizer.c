@@ -27,36 +27,32 @@ static void finish_text(struct strbuf *out, struct detokenizer *d)
     strbuf_append(out, text, size);
 }
 
-static bool is_utf8(const char *s, size_t n)
-{
-    json_t *string = json_stringn(s, n); /* NULL for anything else */
-    bool valid = string != NULL;
-    json_decref(string);
-    return valid;
-}
-
-static const char *const files[] = {"tokenizers/qwen.json", "tokenizers/llama.json",
-                                    "tokenizers/smol.json", "tokenizers/spm.json"};
-
-/* Every id alone, and ids that no tokenizer has. */
+/* Every id alone, against Hugging Face's decoder, and ids that no tokenizer has. */
 static void test_every_id(void **state)
 {
     (void)state;
+    static const char *const names[] = {"qwen", "llama", "smol", "spm"};
+    json_t *cases = load_json(data_path("tokenizers/cases.json"));
     for (size_t f = 0; f < 4; f++) {
-        struct tokenizer *t = open_tokenizer(data_path(files[f]));
+        char file[64];
+        snprintf(file, sizeof file, "tokenizers/%s.json", names[f]);
+        struct tokenizer *t = open_tokenizer(data_path(file));
+        const json_t *singles = json_object_get(json_object_get(cases, "singles"), names[f]);
+        assert_int_equal(json_array_size(singles), tokenizer_size(t));
         struct detokenizer *d = create(t, false, false, NULL, 0);
         int32_t outside[] = {-1, INT32_MIN, INT32_MAX, tokenizer_size(t), tokenizer_size(t) + 300};
         for (int32_t id = 0; id < tokenizer_size(t); id++) {
             struct strbuf text = {0}, whole = {0};
             linnet_error err;
-            size_t size;
+            const json_t *expected = json_array_get(singles, (size_t)id);
             push_text(&text, d, id);
             finish_text(&text, d);
             detokenizer_reset(d);
             assert_ok(tokenizer_decode(t, &id, 1, false, &whole, &err), err);
-            assert_string_equal(strbuf_cstr(&text), strbuf_cstr(&whole));
-            assert_true(is_utf8(strbuf_cstr(&text), text.size));
-            assert_true(text.size > 0 || tokenizer_bytes(t, id, &size)[0] == ' ');
+            assert_int_equal(text.size, json_string_length(expected));
+            assert_memory_equal(strbuf_cstr(&text), json_string_value(expected), text.size);
+            assert_int_equal(whole.size, text.size);
+            assert_memory_equal(strbuf_cstr(&whole), strbuf_cstr(&text), text.size);
             strbuf_free(&text);
             strbuf_free(&whole);
         }
@@ -73,6 +69,7 @@ static void test_every_id(void **state)
         detokenizer_destroy(d);
         tokenizer_close(t);
     }
+    json_decref(cases);
 }
 
 static void test_split_characters(void **state)
@@ -243,43 +240,74 @@ static size_t held_back(const char *text, size_t n, const char *const *stops, si
     return held;
 }
 
-/* Random ids against a plain search of the whole text, after every push. */
-static void check_random_stops(const struct tokenizer *t, uint64_t seed)
+#define NEXT(random, n) \
+    ((size_t)((*(random) = *(random)*6364136223846793005u + 1442695040888963407u) >> 33) % (n))
+
+/* Characters and the tokens that spell them; "\xC3\xA9" and "\xC3\xA8" take two, a byte each. */
+static const struct {
+    const char *text, *tokens[2];
+} units[] = {{"a", {"a"}},   {"t", {"t"}},
+             {"at", {"at"}}, {"\xC3\xA9", {"\xC3\x83", "\xC2\xA9"}},
+             {"an", {"an"}}, {"\xC3\xA8", {"\xC3\x83", "\xC2\xA8"}}};
+
+/* Pushes one unit, token by token. What is shown must be what a plain search of the whole text
+ * would show, after every push. */
+static bool push_unit(struct detokenizer *d, const struct tokenizer *t, size_t unit,
+                      const char *const *stops, size_t n_stops, bool include, struct strbuf *all,
+                      struct strbuf *shown)
 {
-    char storage[3][8];
-    const char *stops[3] = {storage[0], storage[1], storage[2]};
-    uint64_t random = seed * 0x9E3779B97F4A7C15u + 1;
-#define NEXT(n) \
-    ((size_t)((random = random * 6364136223846793005u + 1442695040888963407u) >> 33) % (n))
-    size_t n_stops = NEXT(4);
-    for (size_t i = 0; i < n_stops; i++) {
-        size_t size = 1 + NEXT(4);
-        for (size_t k = 0; k < size; k++) storage[i][k] = "ab"[NEXT(2)];
-        storage[i][size] = 0;
-    }
-    struct detokenizer *d = create(t, false, false, stops, n_stops);
-    struct strbuf all = {0}, shown = {0};
     bool stopped = false;
-    for (size_t i = 0; i < 12 && !stopped; i++) {
-        static const char *const tokens[] = {"a", "b", "a", "b", "ab", "at"};
-        int32_t id = tokenizer_find(t, tokens[NEXT(6)]);
+    for (size_t k = 0; k < 2 && units[unit].tokens[k]; k++) {
+        bool last = k == 1 || !units[unit].tokens[1];
+        int32_t id = tokenizer_find(t, units[unit].tokens[k]);
         const char *text;
         size_t size, begin;
-        if (id < 0) continue;
-        text = tokenizer_bytes(t, id, &size);
-        strbuf_append(&all, text, size);
+        assert_true(id >= 0);
+        if (last) strbuf_text(all, units[unit].text);
         stopped = detokenizer_push(d, id, &text, &size);
-        strbuf_append(&shown, text, size);
-        size_t end = search(all.data, all.size, stops, n_stops, &begin);
+        strbuf_append(shown, text, size);
+        size_t end = search(strbuf_cstr(all), all->size, stops, n_stops, &begin);
         assert_int_equal(stopped, end != 0);
-        size_t want = end ? begin : all.size - held_back(all.data, all.size, stops, n_stops);
-        assert_int_equal(shown.size, want);
-        assert_memory_equal(strbuf_cstr(&shown), all.data, want);
+        size_t held = held_back(strbuf_cstr(all), all->size, stops, n_stops);
+        size_t want = !end ? all->size - held : include ? end : begin;
+        assert_int_equal(shown->size, want);
+        assert_memory_equal(strbuf_cstr(shown), strbuf_cstr(all), want);
     }
-    finish_text(&shown, d);
-    if (!stopped) assert_string_equal(strbuf_cstr(&shown), strbuf_cstr(&all));
-    strbuf_free(&all);
-    strbuf_free(&shown);
+    return stopped;
+}
+
+/* Random texts with random stops, twice with one detokenizer. */
+static void check_random_stops(const struct tokenizer *t, uint64_t seed)
+{
+    char storage[3][12];
+    const char *stops[3] = {storage[0], storage[1], storage[2]};
+    uint64_t random = seed * 0x9E3779B97F4A7C15u + 1;
+    size_t n_stops = NEXT(&random, 4), kinds = 2 + 2 * NEXT(&random, 3);
+    bool include = NEXT(&random, 2);
+    for (size_t i = 0; i < n_stops; i++) {
+        size_t count = 1 + NEXT(&random, 4);
+        storage[i][0] = 0;
+        for (size_t k = 0; k < count; k++) {
+            size_t unit = NEXT(&random, kinds);
+            strcat(storage[i], unit == 2 ? "a" : unit == 4 ? "n" : units[unit].text);
+        }
+    }
+    struct detokenizer *d = create(t, false, include, stops, n_stops);
+    for (int round = 0; round < 2; round++) {
+        struct strbuf all = {0}, shown = {0};
+        bool stopped = false;
+        for (size_t i = 0; i < 12 && !stopped; i++)
+            stopped = push_unit(d, t, NEXT(&random, kinds), stops, n_stops, include, &all, &shown);
+        size_t before = shown.size;
+        finish_text(&shown, d);
+        if (stopped)
+            assert_int_equal(shown.size, before);
+        else
+            assert_string_equal(strbuf_cstr(&shown), strbuf_cstr(&all));
+        detokenizer_reset(d);
+        strbuf_free(&all);
+        strbuf_free(&shown);
+    }
     detokenizer_destroy(d);
 }
 

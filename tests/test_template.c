@@ -227,6 +227,8 @@ static void origins(void **state)
          "<[x]<[y]"},
         {"{{ u[0] }}{{ 'user words' }}{{ u == 'user words' }}", "[u]user wordsTrue"},
         {"{{ e }}{{ e ~ 'x' }}", "x"},
+        {"{{ strftime_now('%Y ' ~ e) }}|{{ strftime_now('%Y ' ~ u) }}",
+         "1970 |[1970 user words]"}, /* any byte of the format may be the user's */
         {"{{ u|e }}{{ ('<' ~ u)|e }}", "[user words]&lt;[user words]"},
     };
     (void)state;
@@ -328,6 +330,10 @@ static void hostile_templates_end(void **state)
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set x = ['a'] * 99999 %}{{ x|unique|list }}{{ x|map('upper')|map('lower')|join * 99 }}"
         "{{ 'a' * 9999999 * 9999999 }}",
+        "{% set a = 'a' * 2000000 %}{{ a.rfind('b' ~ a[:1000000]) }}{{ a.rfind(a[1:1000000] ~ 'b') "
+        "}}",
+        "{% set a = 'a' * 2000000 %}{{ a.rpartition(a[:1000000] ~ 'b') }}",
+        "{% set a = 'a' * 2000000 %}{{ a.rsplit(a[:1000000] ~ 'b') }}",
     };
     (void)state;
     json_t *context = json_object();
@@ -342,6 +348,26 @@ static void hostile_templates_end(void **state)
         if (end.tv_sec - begin.tv_sec > 20) fail_msg("%s: takes too long", sources[i]);
     }
     json_decref(context);
+}
+
+/* A tree may be more than a hundred times as large as its source. */
+static void large_trees_are_refused(void **state)
+{
+    (void)state;
+    linnet_error err;
+    struct chat_template *t;
+    char *source = repeated("1,", 500000, "]}}", "");
+    memcpy(source, "{{[1", 4); /* in place of two items */
+    linnet_status status = template_compile(source, strlen(source), "chat template", &t, &err);
+    assert_int_equal(status, LINNET_MEMORY);
+    assert_non_null(strstr(err.message, "compiling takes more than 65"));
+    assert_null(t);
+    free(source);
+    source = repeated("{{ messages[0]['content'] | trim }}{% if a == b and c %}x{% endif %}", 10000,
+                      "", "");
+    assert_ok(template_compile(source, strlen(source), "chat template", &t, &err), err);
+    template_free(t);
+    free(source);
 }
 
 static void deep_sources_are_refused(void **state)
@@ -405,6 +431,7 @@ int main(void)
         cmocka_unit_test(refusals),
         cmocka_unit_test(hostile_templates_end),
         cmocka_unit_test(deep_sources_are_refused),
+        cmocka_unit_test(large_trees_are_refused),
         cmocka_unit_test(long_conversations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

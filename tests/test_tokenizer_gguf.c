@@ -202,6 +202,108 @@ static void test_unused(void **state)
     strbuf_free(&bytes);
 }
 
+/* A vocabulary of three: "a", "b" and one more; both ids are `id` as u32. */
+static struct strbuf tiny_gguf(const char *model, const char *third, int32_t type, uint32_t id)
+{
+    struct strbuf b = {0};
+    const int32_t types[] = {1, 1, type};
+    const float scores[] = {0, 0, 0};
+    put_header(&b, 3, 0, 9);
+    put_key_string(&b, "tokenizer.ggml.model", model);
+    put_key_string(&b, "tokenizer.ggml.pre", "llama-bpe"); /* adds BOS */
+    put_key_array(&b, "tokenizer.ggml.tokens", GGUF_STRING, 3);
+    put_string(&b, "a");
+    put_string(&b, "b");
+    put_string(&b, third);
+    put_key_array(&b, "tokenizer.ggml.token_type", GGUF_I32, 3);
+    strbuf_append(&b, types, sizeof types);
+    put_key_array(&b, "tokenizer.ggml.merges", GGUF_STRING, 0);
+    put_key_array(&b, "tokenizer.ggml.scores", GGUF_F32, 3);
+    strbuf_append(&b, scores, sizeof scores);
+    put_key_u32(&b, "tokenizer.ggml.bos_token_id", id);
+    put_key_u32(&b, "tokenizer.ggml.eos_token_id", id);
+    put_key_u32(&b, "tokenizer.ggml.unknown_token_id", id);
+    return b;
+}
+
+/* A token that is looked for in texts and is no UTF-8 would cut characters in two. */
+static void test_broken_characters(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"gpt2", "llama"};
+    for (int32_t type = 1; type <= 4; type++)
+        for (size_t i = 0; i < 2; i++) {
+            struct gguf *g;
+            struct tokenizer *t;
+            linnet_error err;
+            struct strbuf bytes = tiny_gguf(models[i], "\x9F\x98\x80", type, 0);
+            linnet_status status = open_gguf(&bytes, &g, &t, &err);
+            if (type == 1) {
+                assert_ok(status, err);
+                tokenizer_close(t);
+                gguf_close(g);
+            } else {
+                assert_int_equal(status, LINNET_FORMAT);
+                assert_non_null(strstr(err.message, "id 2: expected UTF-8"));
+            }
+            strbuf_free(&bytes);
+        }
+}
+
+static void test_no_ids(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t id;
+        int32_t expected; /* -2: refused */
+    } cases[] = {{UINT32_MAX, -1}, {1, 1}, {2, -1}, {3, -2}, {UINT32_MAX - 1, -2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct gguf *g;
+        struct tokenizer *t;
+        linnet_error err;
+        struct strbuf bytes = tiny_gguf(i % 2 ? "gpt2" : "llama", "c", 5, cases[i].id);
+        linnet_status status = open_gguf(&bytes, &g, &t, &err);
+        if (cases[i].expected == -2) {
+            assert_int_equal(status, LINNET_FORMAT);
+            assert_non_null(strstr(err.message, "expected a token id below 3"));
+        } else {
+            assert_ok(status, err);
+            assert_int_equal(tokenizer_bos(t), cases[i].expected); /* 2 is unused: no token */
+            assert_int_equal(tokenizer_eos(t), cases[i].expected);
+            struct token_list list = encode(t, "", 0, true, true);
+            assert_int_equal(list.count, cases[i].expected >= 0);
+            token_list_free(&list);
+            tokenizer_close(t);
+            gguf_close(g);
+        }
+        strbuf_free(&bytes);
+    }
+}
+
+/* A control token's own character is that token only where the template wrote it. */
+static void test_control_characters(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"gpt2", "llama"};
+    for (size_t i = 0; i < 2; i++) {
+        struct gguf *g;
+        struct tokenizer *t;
+        linnet_error err;
+        struct strbuf bytes = tiny_gguf(models[i], "c", 3, UINT32_MAX);
+        assert_ok(open_gguf(&bytes, &g, &t, &err), err);
+        for (int parse = 0; parse < 2; parse++) {
+            struct token_list list = encode(t, "ac", 2, false, parse);
+            assert_int_equal(list.count, 1 + parse);
+            assert_int_equal(list.ids[0], 0);
+            if (parse) assert_int_equal(list.ids[1], 2);
+            token_list_free(&list);
+        }
+        tokenizer_close(t);
+        gguf_close(g);
+        strbuf_free(&bytes);
+    }
+}
+
 /* ---- real files, where present ------------------------------------------------------------ */
 
 static struct tokenizer *open_model(const char *path, struct checkpoint **cp)
@@ -265,9 +367,15 @@ static void test_smollm2(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_byte_level),      cmocka_unit_test(test_sentencepiece),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_unused),
-        cmocka_unit_test(test_reference_files), cmocka_unit_test(test_smollm2),
+        cmocka_unit_test(test_byte_level),
+        cmocka_unit_test(test_sentencepiece),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_unused),
+        cmocka_unit_test(test_broken_characters),
+        cmocka_unit_test(test_no_ids),
+        cmocka_unit_test(test_control_characters),
+        cmocka_unit_test(test_reference_files),
+        cmocka_unit_test(test_smollm2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

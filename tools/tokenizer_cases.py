@@ -156,9 +156,11 @@ def main():
                 case["decoded"] = hf.decode(ids, skip_special_tokens=False)
             cases.append(case)
         out.append({"file": name, "tokenizer": tokenizer, "cases": cases})
+    singles = {name: [hf.decode([id], skip_special_tokens=False) for id in range(hf.get_vocab_size())]
+               for name, _, hf, _ in groups[:4]}
     shared = json.loads(json.dumps(pairs()["model"]))
     with open(os.path.join(ROOT, "cases.json"), "w", encoding="utf-8") as f:
-        json.dump({"model": shared, "groups": out}, f, separators=(",", ":"))
+        json.dump({"model": shared, "groups": out, "singles": singles}, f, separators=(",", ":"))
 
 
 main()

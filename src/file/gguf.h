@@ -46,8 +46,9 @@ struct gguf_array {
 /*
  * Opens `path` (for a split file: any part; the others are found beside it and checked). Of the
  * vocabulary it is checked that tokens and merges are strings (a merge is "left right"),
- * token_type i32 and scores f32, one a token, and bos, eos, eot and eom ids are below the number
- * of tokens. Tokens need not be UTF-8. Keys and tensor names are UTF-8 without NUL, each unique.
+ * token_type i32 and scores f32, one a token, and bos, eos, eot, eom and unknown ids are below the
+ * number of tokens or stand for "none". Tokens need not be UTF-8. Keys and tensor names are UTF-8
+ * without NUL, each unique.
  */
 linnet_status gguf_open(const char *path, struct gguf **out, linnet_error *err);
 /* The same over bytes in memory, which must outlive it (tests, fuzzing). No split files. */
@@ -64,6 +65,10 @@ bool gguf_integer(const struct gguf *g, const char *key, int64_t *out);
 bool gguf_number(const struct gguf *g, const char *key, double *out);
 bool gguf_bool(const struct gguf *g, const char *key, bool *out);
 bool gguf_array(const struct gguf *g, const char *key, struct gguf_array *out);
+
+/* The token that one of the ids checked above names; -1 for none: the key is absent or holds -1,
+ * which some write as 4294967295. */
+int32_t gguf_token_id(const struct gguf *g, const char *key);
 
 /* All keys, for `inspect`: name and a short printable form of the value (at most n bytes). */
 size_t gguf_key_count(const struct gguf *g);

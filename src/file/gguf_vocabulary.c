@@ -62,13 +62,23 @@ static linnet_status check_merges(const struct gguf *g, linnet_error *err)
     return LINNET_OK;
 }
 
+static bool is_none(int64_t id)
+{
+    return id == -1 || id == UINT32_MAX;
+}
+
+int32_t gguf_token_id(const struct gguf *g, const char *key)
+{
+    int64_t id;
+    return gguf_integer(g, key, &id) && id >= 0 && id <= INT32_MAX ? (int32_t)id : -1;
+}
+
 static linnet_status check_ids(const struct gguf *g, size_t n_tokens, linnet_error *err)
 {
     static const char *const keys[] = {
-        "tokenizer.ggml.bos_token_id",
-        "tokenizer.ggml.eos_token_id",
-        "tokenizer.ggml.eot_token_id",
-        "tokenizer.ggml.eom_token_id",
+        "tokenizer.ggml.bos_token_id",     "tokenizer.ggml.eos_token_id",
+        "tokenizer.ggml.eot_token_id",     "tokenizer.ggml.eom_token_id",
+        "tokenizer.ggml.unknown_token_id",
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         int64_t id;
@@ -76,6 +86,7 @@ static linnet_status check_ids(const struct gguf *g, size_t n_tokens, linnet_err
         if (!gguf_integer(g, keys[i], &id))
             return error_set(err, LINNET_FORMAT, "%s: key %s: expected an integer", g->path,
                              keys[i]);
+        if (is_none(id)) continue;
         if (id < 0 || (uint64_t)id >= n_tokens)
             return error_set(err, LINNET_FORMAT,
                              "%s: key %s: expected a token id below %zu, found %" PRId64, g->path,

@@ -418,9 +418,7 @@ static linnet_status read_gguf(const struct checkpoint *cp, struct model_config 
     meta_rope(&m, c);
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
-    int64_t id;
-    for (size_t i = 0; i < 3; i++)
-        if (gguf_integer(g, ends[i], &id)) model_config_add_eos(c, id);
+    for (size_t i = 0; i < 3; i++) model_config_add_eos(c, gguf_token_id(g, ends[i]));
     meta_sampling(g, c);
     return m.status;
 }

@@ -62,13 +62,16 @@ static size_t lower_bound(const struct added_set *set, size_t low, size_t high, 
     return low;
 }
 
-/* The longest entry that text begins with, or NULL. */
-static const struct added_token *longest_at(const struct added_set *set, const char *text, size_t n)
+/* The longest entry that text begins with, or NULL; of special ones only such as lie within the
+ * first `trusted` bytes. */
+static const struct added_token *longest_at(const struct added_set *set, const char *text, size_t n,
+                                            size_t trusted)
 {
     size_t low = set->first[(uint8_t)text[0]], high = set->first[(uint8_t)text[0] + 1];
     const struct added_token *best = NULL;
     for (size_t depth = 1; low < high; depth++) {
-        if (set->tokens[low].size == depth) best = &set->tokens[low];
+        const struct added_token *token = &set->tokens[low];
+        if (token->size == depth && (!token->special || depth <= trusted)) best = token;
         if (depth == n) break;
         int byte = (uint8_t)text[depth];
         low = lower_bound(set, low, high, depth, byte);
@@ -117,12 +120,14 @@ static void strip(const struct added_token *token, const struct added_scan *scan
                   struct span *range)
 {
     uint32_t c;
-    if (token->lstrip)
+    if (token->lstrip) {
+        if (range->begin < scan->last_end) range->begin = scan->last_end;
         while (range->begin > scan->last_end) {
             size_t n = utf8_decode_last(scan->text, range->begin, &c);
             if (!utf8_is_white_space(c)) break;
             range->begin -= n;
         }
+    }
     if (token->rstrip)
         while (range->end < scan->size) {
             size_t n = utf8_decode(scan->text + range->end, scan->size - range->end, &c);
@@ -131,17 +136,16 @@ static void strip(const struct added_token *token, const struct added_scan *scan
         }
 }
 
-/* Where the untrusted span that `range` touches ends, or 0. Spans before it are dropped. */
-static size_t untrusted_until(struct added_scan *scan, struct span range)
+/* How many bytes from `at` on are before the next untrusted one. Spans before it are dropped. */
+static size_t trusted_bytes(struct added_scan *scan, size_t at)
 {
-    while (scan->n_untrusted && scan->untrusted->end <= range.begin) {
+    while (scan->n_untrusted &&
+           (scan->untrusted->end <= at || scan->untrusted->end == scan->untrusted->begin)) {
         scan->untrusted++;
         scan->n_untrusted--;
     }
-    size_t until = 0;
-    for (size_t i = 0; i < scan->n_untrusted && scan->untrusted[i].begin < range.end; i++)
-        if (scan->untrusted[i].end > scan->untrusted[i].begin) until = scan->untrusted[i].end;
-    return until;
+    if (!scan->n_untrusted) return scan->size - at;
+    return scan->untrusted->begin > at ? scan->untrusted->begin - at : 0;
 }
 
 bool added_scan_next(struct added_scan *scan, struct added_match *match)
@@ -149,20 +153,18 @@ bool added_scan_next(struct added_scan *scan, struct added_match *match)
     const struct added_set *set = scan->set;
     while (set->count && scan->next < scan->size) {
         const char *at = scan->text + scan->next;
-        const struct added_token *token = longest_at(set, at, scan->size - scan->next);
+        const struct added_token *token =
+            longest_at(set, at, scan->size - scan->next, trusted_bytes(scan, scan->next));
         if (!token) {
             scan->next++;
             continue;
         }
         struct span range = {scan->next, scan->next + token->size};
         scan->next = range.end;
-        if (token->special) {
-            size_t until = untrusted_until(scan, range);
-            if (until && until < range.end) scan->next = until; /* what follows is trusted again */
-            if (until || !scan->parse_special) continue;
-        }
+        if (token->special && !scan->parse_special) continue;
         if (token->single_word && inside_word(scan->text, scan->size, range)) continue;
         strip(token, scan, &range);
+        if (range.begin >= range.end) continue; /* the token before has taken all of it */
         scan->last_end = range.end;
         *match = (struct added_match){range, token->id};
         return true;

@@ -1,9 +1,13 @@
 /* Byte-pair merging of one piece: a linked list of symbols and a heap of possible merges, so that
  * n symbols take O(n log n) whatever they are. */
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/seed.h"
 #include "text/tokenizer_internal.h"
 #include "text/utf8.h"
 
@@ -23,13 +27,14 @@ linnet_status merges_create(struct merges *m, size_t count, linnet_error *err)
     if (!m->slots) return error_memory(err, "merges", capacity * sizeof *m->slots);
     for (size_t i = 0; i < capacity; i++) m->slots[i].left = -1;
     m->mask = capacity - 1;
+    m->seed = seed_for_hashing();
     return LINNET_OK;
 }
 
 static struct merge *merge_slot(const struct merges *m, int32_t left, int32_t right)
 {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    size_t i = (key * 0x9E3779B97F4A7C15u >> 32) & m->mask; /* Fibonacci hashing */
+    size_t i = XXH3_64bits_withSeed(&key, sizeof key, m->seed) & m->mask;
     for (;; i = (i + 1) & m->mask) {
         struct merge *slot = &m->slots[i];
         if (slot->left < 0 || (slot->left == left && slot->right == right)) return slot;
@@ -183,7 +188,7 @@ static linnet_status add_symbols(struct encoder *e, const char *piece, size_t n)
             written = utf8_encode(byte_to_character((uint8_t)piece[i]), mapped);
             character = mapped;
         } else {
-            id = vocabulary_find(&e->t->vocabulary, character, size);
+            id = vocabulary_find_plain(&e->t->vocabulary, character, size);
         }
         if (id < 0) {
             status = add_unknown(e, character, written, i, &pending);
@@ -201,12 +206,12 @@ static linnet_status add_symbols(struct encoder *e, const char *piece, size_t n)
 static int32_t whole_piece(struct encoder *e, const char *piece, size_t n)
 {
     const struct vocabulary *v = &e->t->vocabulary;
-    if (!e->t->bpe.byte_level) return vocabulary_find(v, piece, n);
+    if (!e->t->bpe.byte_level) return vocabulary_find_plain(v, piece, n);
     if (n > v->longest) return -1;
     strbuf_clear(&e->characters);
     for (size_t i = 0; i < n; i++)
         strbuf_utf8(&e->characters, byte_to_character((uint8_t)piece[i]));
-    return vocabulary_find(v, strbuf_cstr(&e->characters), e->characters.size);
+    return vocabulary_find_plain(v, strbuf_cstr(&e->characters), e->characters.size);
 }
 
 linnet_status bpe_encode(struct encoder *e, const char *piece, size_t n)

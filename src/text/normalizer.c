@@ -12,16 +12,26 @@ void marks_restart(struct marks *m)
     m->begins = m->ends = 0;
 }
 
-void marks_move(struct marks *m, struct span from, struct span to)
+linnet_status growth_spend(size_t *growth, size_t before, size_t after, linnet_error *err)
 {
-    bool exact = from.end - from.begin == to.end - to.begin;
+    size_t added = after > before ? after - before : 0;
+    if (added > *growth)
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "the tokenizer's replacements make a text of %zu bytes grow without end",
+                         before);
+    *growth -= added;
+    return LINNET_OK;
+}
+
+void marks_move(struct marks *m, struct span from, struct span to, bool equal)
+{
     for (; m->begins < m->count && m->spans[m->begins].begin < from.end; m->begins++) {
         size_t *begin = &m->spans[m->begins].begin;
-        *begin = exact ? to.begin + (*begin - from.begin) : to.begin;
+        *begin = equal ? to.begin + (*begin - from.begin) : to.begin;
     }
     for (; m->ends < m->count && m->spans[m->ends].end <= from.end; m->ends++) {
         size_t *end = &m->spans[m->ends].end;
-        *end = exact ? to.begin + (*end - from.begin) : to.end;
+        *end = equal ? to.begin + (*end - from.begin) : to.end;
     }
 }
 
@@ -30,7 +40,7 @@ static void keep(const char *text, struct span from, struct strbuf *out, struct 
 {
     size_t begin = out->size;
     strbuf_append(out, text + from.begin, from.end - from.begin);
-    marks_move(marks, from, (struct span){begin, out->size});
+    marks_move(marks, from, (struct span){begin, out->size}, true);
 }
 
 /* ---- canonical and compatibility forms (Unicode Standard Annex 15) ------------------------ */
@@ -118,6 +128,17 @@ static uint32_t inert_below(enum normalizer_kind kind)
     return kind == NORMALIZE_NFC ? 0x300 : kind == NORMALIZE_NFD ? 0xC0 : 0xA0;
 }
 
+/* An end of a run. So are bytes that are no character: they stay as they are. */
+static bool is_simple(uint32_t c, uint32_t limit)
+{
+    return c < limit || c >= UTF8_INVALID || unicode_is_inert(c);
+}
+
+static bool same_bytes(const char *a, size_t n, const char *b, size_t m)
+{
+    return n == m && (n == 0 || memcmp(a, b, n) == 0);
+}
+
 static bool form(enum normalizer_kind kind, const char *text, size_t n, struct strbuf *out,
                  struct marks *marks)
 {
@@ -128,7 +149,7 @@ static bool form(enum normalizer_kind kind, const char *text, size_t n, struct s
     bool ok = true;
     for (size_t i = 0; i < n && ok;) {
         size_t length = utf8_decode(text + i, n - i, &c);
-        if (c < limit || unicode_is_inert(c)) {
+        if (is_simple(c, limit)) {
             last = c < limit ? i : i + length; /* an inert character composes with nothing */
             i += length;
             continue;
@@ -137,13 +158,15 @@ static bool form(enum normalizer_kind kind, const char *text, size_t n, struct s
         size_t end = i;
         while (end < n) {
             length = utf8_decode(text + end, n - end, &c);
-            if (c < limit || unicode_is_inert(c)) break;
+            if (is_simple(c, limit)) break;
             end += length;
         }
         keep(text, (struct span){kept, last}, out, marks);
         size_t begin = out->size;
         ok = form_run(text + last, end - last, options, &points, out);
-        marks_move(marks, (struct span){last, end}, (struct span){begin, out->size});
+        bool equal = ok && same_bytes(text + last, end - last, strbuf_cstr(out) + begin,
+                                      out->size - begin); /* else marks may have changed places */
+        marks_move(marks, (struct span){last, end}, (struct span){begin, out->size}, equal);
         i = kept = last = end;
     }
     keep(text, (struct span){kept, n}, out, marks);
@@ -169,9 +192,9 @@ static void strip(const struct normalizer_step *step, const char *text, size_t n
         if (!utf8_is_white_space(c)) break;
         end -= length;
     }
-    marks_move(marks, (struct span){0, begin}, (struct span){0, 0});
+    marks_move(marks, (struct span){0, begin}, (struct span){0, 0}, false);
     keep(text, (struct span){begin, end}, out, marks);
-    marks_move(marks, (struct span){end, n}, (struct span){out->size, out->size});
+    marks_move(marks, (struct span){end, n}, (struct span){out->size, out->size}, false);
 }
 
 static void lowercase(const char *text, size_t n, struct strbuf *out, struct marks *marks)
@@ -179,16 +202,19 @@ static void lowercase(const char *text, size_t n, struct strbuf *out, struct mar
     for (size_t i = 0; i < n;) {
         uint32_t c;
         size_t length = utf8_decode(text + i, n - i, &c), begin = out->size;
-        strbuf_utf8(out, c == 0x130 ? 'i' : (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
+        if (c >= UTF8_INVALID)
+            strbuf_append(out, text + i, length);
+        else
+            strbuf_utf8(out, c == 0x130 ? 'i' : (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
         if (c == 0x130) strbuf_utf8(out, 0x307); /* the one that becomes two */
-        marks_move(marks, (struct span){i, i + length}, (struct span){begin, out->size});
+        marks_move(marks, (struct span){i, i + length}, (struct span){begin, out->size}, false);
         i += length;
     }
 }
 
 static linnet_status replace(const struct normalizer_step *step, struct matcher *matcher,
                              const char *text, size_t n, struct strbuf *out, struct marks *marks,
-                             linnet_error *err)
+                             size_t growth, linnet_error *err)
 {
     size_t done = 0;
     for (size_t from = 0; from <= n;) {
@@ -205,8 +231,10 @@ static linnet_status replace(const struct normalizer_step *step, struct matcher 
         keep(text, (struct span){done, begin}, out, marks);
         size_t start = out->size;
         strbuf_append(out, step->content.data, step->content.size);
-        marks_move(marks, (struct span){begin, end}, (struct span){start, out->size});
+        marks_move(marks, (struct span){begin, end}, (struct span){start, out->size}, false);
         done = from = end;
+        status = growth_spend(&(size_t){growth}, done, out->size, err); /* before it is too late */
+        if (status != LINNET_OK) return status;
     }
     keep(text, (struct span){done, n}, out, marks);
     return LINNET_OK;
@@ -214,7 +242,7 @@ static linnet_status replace(const struct normalizer_step *step, struct matcher 
 
 linnet_status normalize(const struct normalizer_step *step, struct matcher *matcher,
                         const char *text, size_t n, struct strbuf *out, struct marks *marks,
-                        linnet_error *err)
+                        size_t *growth, linnet_error *err)
 {
     linnet_status status = LINNET_OK;
     bool ok = true;
@@ -224,11 +252,13 @@ linnet_status normalize(const struct normalizer_step *step, struct matcher *matc
         if (n) strbuf_append(out, step->content.data, step->content.size);
         keep(text, (struct span){0, n}, out, marks);
         break;
-    case NORMALIZE_REPLACE: status = replace(step, matcher, text, n, out, marks, err); break;
+    case NORMALIZE_REPLACE:
+        status = replace(step, matcher, text, n, out, marks, *growth, err);
+        break;
     case NORMALIZE_STRIP: strip(step, text, n, out, marks); break;
     case NORMALIZE_LOWERCASE: lowercase(text, n, out, marks); break;
     default: ok = form(step->kind, text, n, out, marks); break;
     }
     if (!ok || out->failed) return error_memory(err, "a normalized text", n);
-    return status;
+    return status == LINNET_OK ? growth_spend(growth, n, out->size, err) : status;
 }

@@ -181,13 +181,15 @@ static linnet_status open_group(struct translator *t)
     return refuse(t, "this kind of ( )");
 }
 
-/* {2}, {2,} or {2,5}; anything else is plain text. Oniguruma's {2}+ repeats the whole, PCRE2's is
- * possessive. */
+/* {2}, {2,}, {2,5} or {,5}; anything else is plain text. Oniguruma's {2}+ repeats the whole,
+ * PCRE2's is possessive. */
 static void interval(struct translator *t)
 {
     size_t n = 1;
-    while (isdigit((unsigned char)peek(t, n)) || peek(t, n) == ',') n++;
-    if (n == 1 || peek(t, 1) == ',' || peek(t, n) != '}') {
+    bool from_zero = peek(t, 1) == ','; /* {,5}: for PCRE2 plain text */
+    n += from_zero;
+    while (isdigit((unsigned char)peek(t, n)) || (!from_zero && peek(t, n) == ',')) n++;
+    if (n == 1 + (size_t)from_zero || peek(t, n) != '}') {
         t->atom = t->out.size;
         strbuf_text(&t->out, "\\{");
         t->pos++;
@@ -202,7 +204,8 @@ static void interval(struct translator *t)
         memmove(t->out.data + t->atom + 3, t->out.data + t->atom, atom_size);
         memcpy(t->out.data + t->atom, "(?:", 3);
     }
-    strbuf_append(&t->out, t->source + t->pos, n);
+    strbuf_text(&t->out, from_zero ? "{0" : "{");
+    strbuf_append(&t->out, t->source + t->pos + 1, n - 1);
     if (repeated) strbuf_char(&t->out, ')');
     t->pos += n;
 }

@@ -165,7 +165,8 @@ static linnet_status edit_all(struct encoder *e, const struct pretokenizer_step 
             k += run + (blank != NULL);
         }
         if (text->failed) return error_memory(e->err, "a text", n);
-        linnet_status status = push(out, (struct span){begin, text->size}, e->err);
+        linnet_status status = growth_spend(&e->growth, n, text->size - begin, e->err);
+        if (status == LINNET_OK) status = push(out, (struct span){begin, text->size}, e->err);
         if (status != LINNET_OK) return status;
     }
     return LINNET_OK;

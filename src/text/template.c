@@ -16,6 +16,15 @@ bool jinja_refuse(struct compile *c, linnet_status status, int line, const char 
     return false;
 }
 
+/* Far above what templates take, which are mostly text; a source of nothing but the shortest
+ * expressions would take more than a hundred times its size. */
+static size_t compile_limit(size_t source)
+{
+    enum { FACTOR = 64, LEAST = 1 << 20, MOST = 64 << 20 };
+    size_t limit = FACTOR * source + LEAST;
+    return limit < MOST ? limit : MOST;
+}
+
 linnet_status template_compile(const char *source, size_t size, const char *name,
                                struct chat_template **out, linnet_error *err)
 {
@@ -32,7 +41,7 @@ linnet_status template_compile(const char *source, size_t size, const char *name
         template_free(t);
         return error_memory(err, name, sizeof *t);
     }
-    t->arena.limit = SIZE_MAX; /* bounded by the source's size */
+    t->arena.limit = compile_limit(size);
     struct compile c = {.t = t, .err = err};
     err->status = LINNET_OK;
     bool ok = jinja_tokenize(&c, source, size) && jinja_parse(&c);
@@ -41,7 +50,10 @@ linnet_status template_compile(const char *source, size_t size, const char *name
         *out = t;
         return LINNET_OK;
     }
-    if (err->status == LINNET_OK) error_memory(err, name, t->arena.taken);
+    if (err->status == LINNET_OK || err->status == LINNET_MEMORY)
+        error_set(err, LINNET_MEMORY,
+                  "%s: compiling takes more than %zu bytes of memory; use a smaller template", name,
+                  t->arena.limit);
     template_free(t);
     return err->status;
 }

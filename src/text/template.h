@@ -15,8 +15,8 @@
 
 struct chat_template;
 
-/* Compiles; anything unknown (tag, filter, test, function, method, syntax) is refused here, with
- * `name` and the line: "chat template line 12: unknown filter 'foo'". */
+/* Compiles; unknown syntax, tags, filters and tests, and calls of unknown functions and methods,
+ * are refused here, with `name` and the line: "chat template line 12: unknown filter 'foo'". */
 linnet_status template_compile(const char *source, size_t size, const char *name,
                                struct chat_template **out, linnet_error *err);
 void template_free(struct chat_template *t);

@@ -153,7 +153,9 @@ static bool function_strftime_now(struct run *r, args_t args, struct value *out)
     strcat(copy, "!"); /* so that 0 always means that it did not fit */
     size_t n = strftime(text, ROOM, copy, &local);
     if (n == 0) return jinja_fail(r, "strftime_now: the time is longer than %d bytes", ROOM);
-    return jinja_text(r, text, n - 1, format->size && text_untrusted(format, 0), out);
+    bool untrusted = false; /* it cannot be told which byte of the format gave which of the time */
+    for (size_t i = 0; i < format->size; i++) untrusted |= text_untrusted(format, i);
+    return jinja_text(r, text, n - 1, untrusted, out);
 }
 
 static bool function_cycler(struct run *r, args_t args, struct value *out)

@@ -337,6 +337,7 @@ struct parser {
     struct definition *definition; /* innermost macro, or NULL */
     int *table;                    /* of names: open addressing, id + 1 */
     size_t table_size, names_capacity;
+    uint64_t seed;  /* of the table: no source can know which names share a slot */
     bool *assigned; /* by id: some statement gives it a value */
     size_t assigned_capacity;
     struct node **called; /* EXPR_NAMEs that are called */

@@ -180,13 +180,25 @@ static bool method_split(struct run *r, struct value self, args_t args, struct v
     }
 }
 
-/* The last place before `end` where needle stands whole, or SIZE_MAX. */
-static size_t find_last(const struct text *t, size_t end, const struct text *needle)
+/* The last place before `end` where needle stands whole, or SIZE_MAX. Every place may cost as much
+ * as the needle is long. */
+static bool find_last(struct run *r, const struct text *t, size_t end, const struct text *needle,
+                      size_t *out)
 {
-    if (needle->size > end) return SIZE_MAX;
-    for (size_t at = end - needle->size + 1; at-- > 0;)
-        if (memcmp(t->bytes + at, needle->bytes, needle->size) == 0) return at;
-    return SIZE_MAX;
+    *out = SIZE_MAX;
+    if (needle->size > end) return true;
+    if (needle->size == 0) {
+        *out = end;
+        return true;
+    }
+    size_t last = end - needle->size + 1; /* places */
+    for (const char *at; (at = memrchr(t->bytes, needle->bytes[0], last)); last = *out) {
+        if (!jinja_work(r, 1 + needle->size / 64)) return false;
+        *out = (size_t)(at - t->bytes);
+        if (memcmp(at, needle->bytes, needle->size) == 0) return true;
+    }
+    *out = SIZE_MAX;
+    return true;
 }
 
 static bool method_rsplit(struct run *r, struct value self, args_t args, struct value *out)
@@ -196,13 +208,13 @@ static bool method_rsplit(struct run *r, struct value self, args_t args, struct 
     struct parts p = {0};
     int64_t limit;
     size_t end = t->size;
-    if (!split_arguments(r, "rsplit", args, &separator, &limit) ||
-        !jinja_work(r, t->size / 16 + (separator ? t->size / 64 * separator->size : 0)))
+    if (!split_arguments(r, "rsplit", args, &separator, &limit) || !jinja_work(r, t->size / 16))
         return false;
     if (!separator) return rsplit_at_space(r, t, limit, out);
     for (;;) {
-        size_t at =
-            limit >= 0 && (int64_t)p.count == limit ? SIZE_MAX : find_last(t, end, separator);
+        size_t at = SIZE_MAX;
+        bool more = limit < 0 || (int64_t)p.count < limit;
+        if (more && !find_last(r, t, end, separator, &at)) return false;
         if (!add_part(r, &p, t, at == SIZE_MAX ? 0 : at + separator->size, end)) return false;
         if (at == SIZE_MAX) return parts_done(r, &p, true, out);
         end = at;
@@ -249,7 +261,8 @@ static bool partition(struct run *r, const char *what, struct value self, args_t
         !jinja_new_list(r, VALUE_TUPLE, 3, out))
         return false;
     if (separator->size == 0) return jinja_fail(r, "%s: empty separator", what);
-    size_t at = last ? find_last(t, t->size, separator) : text_find(t, 0, separator);
+    size_t at = last ? 0 : text_find(t, 0, separator);
+    if (last && !find_last(r, t, t->size, separator, &at)) return false;
     bool found = at != SIZE_MAX;
     size_t first_end = found ? at : last ? 0 : t->size;
     size_t second_end = found ? at + separator->size : first_end;
@@ -278,13 +291,24 @@ static bool stands_at(const struct text *t, const struct text *part, bool end)
            memcmp(t->bytes + (end ? t->size - part->size : 0), part->bytes, part->size) == 0;
 }
 
-/* Leaves the part of self that optional start and end arguments choose. */
+/* Leaves the part of self that optional start and end arguments choose. *outside: it begins behind
+ * its end, where not even an empty string is found. */
 static bool window(struct run *r, struct value *self, const struct value *start,
-                   const struct value *end)
+                   const struct value *end, bool *outside)
 {
     struct value bounds[3] = {*start, *end, {.kind = VALUE_ABSENT}};
+    size_t size;
+    int64_t from = 0, to = INT64_MAX;
+    *outside = false;
     if (start->kind == VALUE_ABSENT && end->kind == VALUE_ABSENT) return true;
-    return jinja_slice(r, *self, bounds, self);
+    if (!jinja_length(r, *self, &size) || !jinja_slice(r, *self, bounds, self)) return false;
+    int64_t count = (int64_t)size;
+    value_is_integer(*start, &from);
+    value_is_integer(*end, &to);
+    if (from < 0) from = from < -count ? 0 : from + count;
+    if (to < 0) to = to < -count ? 0 : to + count;
+    *outside = from > (to < count ? to : count);
+    return true;
 }
 
 static bool affix(struct run *r, const char *what, struct value self, args_t args, bool end,
@@ -293,15 +317,15 @@ static bool affix(struct run *r, const char *what, struct value self, args_t arg
     static const char *const names[] = {"affix", "start", "end"};
     struct value slots[3];
     struct text *part;
-    bool found = false;
+    bool found = false, outside;
     if (!jinja_bind(r, what, args, names, 3, 1, slots)) return false;
-    if (!window(r, &self, &slots[1], &slots[2])) return false;
+    if (!window(r, &self, &slots[1], &slots[2], &outside)) return false;
     size_t count = slots[0].kind == VALUE_TUPLE ? slots[0].list->count : 1;
     for (size_t i = 0; i < count; i++) {
         struct value one = slots[0].kind == VALUE_TUPLE ? slots[0].list->items[i] : slots[0];
         if (!jinja_need_text(r, what, one, &part) || !jinja_work(r, 1 + part->size / 64))
             return false;
-        found |= stands_at(self.text, part, end);
+        found |= !outside && stands_at(self.text, part, end);
     }
     *out = value_bool(found);
     return true;
@@ -323,7 +347,8 @@ static bool remove_affix(struct run *r, const char *what, struct value self, arg
     static const char *const names[] = {"affix"};
     struct value slot;
     struct text *part;
-    if (!jinja_bind(r, what, args, names, 1, 1, &slot) || !jinja_need_text(r, what, slot, &part))
+    if (!jinja_bind(r, what, args, names, 1, 1, &slot) || !jinja_need_text(r, what, slot, &part) ||
+        !jinja_work(r, 1 + part->size / 64))
         return false;
     size_t n = stands_at(self.text, part, end) ? part->size : 0;
     return jinja_subtext(r, self.text, end ? 0 : n, self.text->size - (end ? n : 0), out);
@@ -346,17 +371,19 @@ static bool position(struct run *r, const char *what, struct value self, args_t 
     static const char *const names[] = {"sub", "start", "end"};
     struct value slots[3], whole = self, none = {.kind = VALUE_ABSENT};
     struct text *part;
+    bool outside, ignored;
     *out = -1;
     if (!jinja_bind(r, what, args, names, 3, 1, slots) ||
         !jinja_need_text(r, what, slots[0], &part) || !jinja_work(r, self.text->size / 16))
         return false;
-    if (!window(r, &self, &slots[1], &slots[2])) return false;
-    size_t at = last ? find_last(self.text, self.text->size, part) : text_find(self.text, 0, part);
-    if (at == SIZE_MAX) return true;
+    if (!window(r, &self, &slots[1], &slots[2], &outside)) return false;
+    size_t at = last ? 0 : text_find(self.text, 0, part);
+    if (last && !find_last(r, self.text, self.text->size, part, &at)) return false;
+    if (at == SIZE_MAX || outside) return true;
     size_t before = 0;
     if (slots[1].kind != VALUE_ABSENT) { /* what the start argument left out */
         struct value rest = whole;
-        if (!window(r, &rest, &slots[1], &none)) return false;
+        if (!window(r, &rest, &slots[1], &none, &ignored)) return false;
         before = utf8_count(whole.text->bytes, whole.text->size - rest.text->size);
     }
     *out = (int64_t)(before + utf8_count(self.text->bytes, at));
@@ -407,15 +434,16 @@ static bool method_count(struct run *r, struct value self, args_t args, struct v
     static const char *const names[] = {"sub", "start", "end"};
     struct value slots[3];
     struct text *part;
+    bool outside;
     if (self.kind != VALUE_STRING) return list_index(r, self, args, true, out);
     if (!jinja_bind(r, "count", args, names, 3, 1, slots) ||
-        !jinja_need_text(r, "count", slots[0], &part) || !window(r, &self, &slots[1], &slots[2]) ||
-        !jinja_work(r, self.text->size / 16))
+        !jinja_need_text(r, "count", slots[0], &part) ||
+        !window(r, &self, &slots[1], &slots[2], &outside) || !jinja_work(r, self.text->size / 16))
         return false;
     const struct text *t = self.text;
     size_t n = 0;
     if (part->size == 0) {
-        n = utf8_count(t->bytes, t->size) + 1;
+        n = outside ? 0 : utf8_count(t->bytes, t->size) + 1;
     } else {
         for (size_t at = 0; (at = text_find(t, at, part)) != SIZE_MAX; at += part->size) n++;
     }

@@ -1,7 +1,11 @@
 /* Statements of templates: tokens to tree. */
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/seed.h"
 #include "text/template_internal.h"
 
 static struct node *statement(struct parser *p);
@@ -60,11 +64,9 @@ bool jinja_keep(struct parser *p, void **items, size_t count, struct node ***out
     return true;
 }
 
-static uint64_t hash(const char *name)
+static uint64_t hash(const struct parser *p, const char *name)
 {
-    uint64_t h = 14695981039346656037u; /* FNV-1a */
-    for (; *name; name++) h = (h ^ (unsigned char)*name) * 1099511628211u;
-    return h;
+    return XXH3_64bits_withSeed(name, strlen(name), p->seed);
 }
 
 static bool grow_table(struct parser *p)
@@ -74,7 +76,7 @@ static bool grow_table(struct parser *p)
     if (!table) return out_of_memory(p);
     const struct chat_template *t = p->compile->t;
     for (size_t id = 0; id < t->n_names; id++) {
-        size_t at = hash(t->names[id]) & (size - 1);
+        size_t at = hash(p, t->names[id]) & (size - 1);
         while (table[at]) at = (at + 1) & (size - 1);
         table[at] = (int)id + 1;
     }
@@ -88,7 +90,7 @@ int jinja_intern(struct parser *p, const char *name)
 {
     struct chat_template *t = p->compile->t;
     if (2 * t->n_names >= p->table_size && !grow_table(p)) return -1;
-    size_t at = hash(name) & (p->table_size - 1);
+    size_t at = hash(p, name) & (p->table_size - 1);
     for (; p->table[at]; at = (at + 1) & (p->table_size - 1))
         if (strcmp(t->names[p->table[at] - 1], name) == 0) return p->table[at] - 1;
     if (!mem_reserve((void **)&t->names, &p->names_capacity, t->n_names + 1, sizeof *t->names)) {
@@ -532,7 +534,7 @@ static bool check_calls(struct parser *p)
 bool jinja_parse(struct compile *c)
 {
     static const char *const fixed[N_FIXED_IDS] = {"loop", "caller", "varargs", "kwargs"};
-    struct parser p = {.compile = c, .token = c->tokens.items};
+    struct parser p = {.compile = c, .token = c->tokens.items, .seed = seed_for_hashing()};
     bool ok = true;
     for (int i = 0; ok && i < N_FIXED_IDS; i++) ok = jinja_intern(&p, fixed[i]) == i;
     ok = ok && parse_block(&p, NULL, &c->t->body) && check_calls(&p);

@@ -218,20 +218,31 @@ static bool surplus(struct run *r, const struct definition *d, const struct argu
            (!d->uses_kwargs || jinja_bind_name(r, scope, ID_KWARGS, map));
 }
 
+/* The argument for parameter `i`, or NULL. */
+static const struct value *argument(const struct definition *d, const struct arguments *args,
+                                    size_t i)
+{
+    if (i < args->count) return &args->items[i];
+    for (size_t k = 0; k < args->n_keywords; k++)
+        if (strcmp(args->keywords[k].name, d->parameters[i].name) == 0)
+            return &args->keywords[k].value;
+    return NULL;
+}
+
+/* A default sees the parameters and not what has their names outside, so all are bound before. */
 static bool parameters(struct run *r, const struct definition *d, const struct arguments *args,
                        struct scope *scope)
 {
     for (size_t i = 0; i < d->n_parameters; i++) {
+        const struct value *given = argument(d, args, i);
+        struct value v = given ? *given : value_undefined(d->parameters[i].name);
+        if (!jinja_bind_name(r, scope, d->parameters[i].id, v)) return false;
+    }
+    for (size_t i = 0; i < d->n_parameters; i++) {
         const struct parameter *p = &d->parameters[i];
-        struct value v = value_undefined(p->name);
-        bool given = i < args->count;
-        if (given) v = args->items[i];
-        for (size_t k = 0; !given && k < args->n_keywords; k++) {
-            given = strcmp(args->keywords[k].name, p->name) == 0;
-            if (given) v = args->keywords[k].value;
-        }
-        if (!given && p->preset && !jinja_eval(r, p->preset, &v)) return false;
-        if (!jinja_bind_name(r, scope, p->id, v)) return false;
+        struct value v;
+        if (!p->preset || argument(d, args, i)) continue;
+        if (!jinja_eval(r, p->preset, &v) || !jinja_bind_name(r, scope, p->id, v)) return false;
     }
     return true;
 }

@@ -362,7 +362,8 @@ bool jinja_dict_find(struct run *r, const struct dict *d, struct value key, stru
 {
     *out = NULL;
     if (!hashable(key)) return jinja_fail(r, "%s cannot be a key", value_type_name(key));
-    if (!jinja_work(r, 1 + d->count / 16)) return false;
+    size_t length = key.kind == VALUE_STRING ? key.text->size / 64 : 0; /* of each comparison */
+    if (!jinja_work(r, 1 + d->count / 16 + (d->count ? length : 0))) return false;
     for (size_t i = 0; i < d->count; i++) {
         const struct value *k = &d->pairs[i].key;
         bool equal;

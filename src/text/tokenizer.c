@@ -89,6 +89,14 @@ linnet_status tokenizer_add_token(struct tokenizer *t, const struct added_token 
                                   linnet_error *err)
 {
     if (token->size == 0) return LINNET_OK;
+    int shown = token->size < 40 ? (int)token->size : 40;
+    if (token->size > ADDED_TOKEN_LIMIT)
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "added token '%.*s...' (id %d): expected at most %d bytes, found %zu",
+                         shown, token->content, (int)token->id, ADDED_TOKEN_LIMIT, token->size);
+    if (utf8_valid(token->content, token->size) < token->size) /* it would cut characters in two */
+        return error_set(err, LINNET_FORMAT, "added token of id %d: expected UTF-8",
+                         (int)token->id);
     if (token->special) t->vocabulary.tokens[token->id].flags |= TOKEN_SPECIAL;
     struct added_set *set = token->normalized ? &t->added_normalized : &t->added;
     return added_set_add(set, token, err);
@@ -113,10 +121,11 @@ static void append_byte_level(struct strbuf *out, const char *written, size_t si
 }
 
 static void append_replaced(struct strbuf *out, const struct decoder_config *d, const char *written,
-                            size_t size)
+                            size_t size, size_t limit)
 {
     const char *at;
-    while (d->from.size && (at = memmem(written, size, d->from.data, d->from.size))) {
+    while (d->from.size && out->size <= limit &&
+           (at = memmem(written, size, d->from.data, d->from.size))) {
         strbuf_append(out, written, (size_t)(at - written));
         strbuf_append(out, d->to.data, d->to.size);
         size -= (size_t)(at - written) + d->from.size;
@@ -129,7 +138,7 @@ static linnet_status fill_texts(struct tokenizer *t, linnet_error *err)
 {
     struct vocabulary *v = &t->vocabulary;
     struct strbuf texts = {0}; /* apart from the arena, which is being read */
-    size_t offset = v->arena.size;
+    size_t offset = v->arena.size, limit = growth_allowed(offset);
     for (int32_t id = 0; id < v->size; id++) {
         struct token *token = &v->tokens[id];
         const char *written = v->arena.data + token->written;
@@ -142,11 +151,12 @@ static linnet_status fill_texts(struct tokenizer *t, linnet_error *err)
         } else if (t->decoder.byte_level) {
             append_byte_level(&texts, written, token->written_size);
         } else {
-            append_replaced(&texts, &t->decoder, written, token->written_size);
+            append_replaced(&texts, &t->decoder, written, token->written_size, limit);
         }
-        if (texts.size >= UINT32_MAX - offset) {
+        if (texts.size > limit || texts.size >= UINT32_MAX - offset) {
             strbuf_free(&texts);
-            return error_set(err, LINNET_UNSUPPORTED, "the vocabulary has more than 4 GiB of text");
+            return error_set(err, LINNET_UNSUPPORTED,
+                             "decoded, the vocabulary is larger than %zu bytes", limit);
         }
         token->text = (uint32_t)(offset + begin);
         token->text_size = (uint32_t)(texts.size - begin);
@@ -163,9 +173,9 @@ linnet_status tokenizer_finish(struct tokenizer *t, linnet_error *err)
     for (int byte = 0; byte < 256; byte++) {
         char written[8];
         size_t n = utf8_encode(byte_to_character((uint8_t)byte), written);
-        t->bpe.byte_character[byte] = vocabulary_find(&t->vocabulary, written, n);
+        t->bpe.byte_character[byte] = vocabulary_find_plain(&t->vocabulary, written, n);
         snprintf(written, sizeof written, "<0x%02X>", (unsigned)byte);
-        t->bpe.byte_token[byte] = vocabulary_find(&t->vocabulary, written, 6);
+        t->bpe.byte_token[byte] = vocabulary_find_plain(&t->vocabulary, written, 6);
     }
     added_set_prepare(&t->added);
     added_set_prepare(&t->added_normalized);
@@ -226,8 +236,8 @@ static linnet_status encode_segment(struct encoder *e, const char *text, size_t 
     for (size_t i = 0; i < t->n_normalizer; i++) {
         struct strbuf *out = &e->normal[i % 2];
         strbuf_clear(out);
-        linnet_status status =
-            normalize(&t->normalizer[i], &e->matcher, text, n, out, &e->segment_marks, e->err);
+        linnet_status status = normalize(&t->normalizer[i], &e->matcher, text, n, out,
+                                         &e->segment_marks, &e->growth, e->err);
         if (status != LINNET_OK) return status;
         text = strbuf_cstr(out);
         n = out->size;
@@ -287,14 +297,14 @@ static linnet_status repair(struct encoder *e, const char **text, size_t *n)
     for (size_t i = 0; i < *n;) {
         size_t good = utf8_valid(s + i, *n - i), begin = out->size;
         strbuf_append(out, s + i, good);
-        marks_move(&e->marks, (struct span){i, i + good}, (struct span){begin, out->size});
+        marks_move(&e->marks, (struct span){i, i + good}, (struct span){begin, out->size}, true);
         i += good;
         if (i == *n) break;
         uint32_t c;
         size_t bad = utf8_decode(s + i, *n - i, &c);
         begin = out->size;
         strbuf_utf8(out, UTF8_REPLACEMENT);
-        marks_move(&e->marks, (struct span){i, i + bad}, (struct span){begin, out->size});
+        marks_move(&e->marks, (struct span){i, i + bad}, (struct span){begin, out->size}, false);
         i += bad;
     }
     if (out->failed) return error_memory(e->err, "a text", *n);
@@ -342,7 +352,7 @@ linnet_status tokenizer_encode(const struct tokenizer *t, const char *text, size
                                const struct encode_options *options, struct token_list *out,
                                linnet_error *err)
 {
-    struct encoder e = {.t = t, .out = out, .err = err};
+    struct encoder e = {.t = t, .out = out, .growth = growth_allowed(n), .err = err};
     size_t old_count = out->count;
     if (n == 0) text = "";
     linnet_status status = matcher_create(&e.matcher, err);

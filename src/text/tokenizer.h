@@ -27,8 +27,9 @@ struct encode_options {
     bool add_special;   /* what the tokenizer itself adds: BOS, as its post-processor says */
     bool parse_special; /* "<|im_end|>" in the text becomes that token */
     /* With parse_special: ranges in ascending order in which it does not (the users' own words).
-     * A special token that touches one stays text. Added tokens that are not special (such as
-     * <think>) are always parsed, as Hugging Face does. */
+     * A special token that touches one stays text; a shorter one that does not is still found.
+     * Added tokens that are not special (such as <think>) are always parsed, as Hugging Face does.
+     */
     const struct span *untrusted;
     size_t n_untrusted;
 };
@@ -42,8 +43,9 @@ void tokenizer_close(struct tokenizer *t);
 
 /*
  * Appends the ids of text (n bytes; invalid UTF-8 is replaced by U+FFFD as Hugging Face would see
- * it) to out. Linear time (merging: n log n), no recursion. Fails for want of memory, or where the
- * file's regular expression takes PCRE2 past its limit of steps; out is then as before.
+ * it) to out. Linear time (merging: n log n), no recursion. Fails for want of memory, where the
+ * file's regular expression takes PCRE2 past its limit of steps, or where its replacements make the
+ * text grow without end; out is then as before.
  */
 linnet_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n,
                                const struct encode_options *options, struct token_list *out,

@@ -59,19 +59,13 @@ static linnet_status get_array(const struct gguf *g, const char *key, enum gguf_
     return LINNET_OK;
 }
 
-/* The id that a key holds, -1 where there is none. */
-static linnet_status get_id(const struct gguf *g, const char *key, size_t count, int32_t *out,
-                            linnet_error *err)
+/* -1 where there is none, or where the id fills the matrix up only. */
+static int32_t get_id(const struct tokenizer *t, const struct gguf *g, const char *key)
 {
-    int64_t id;
-    *out = -1;
-    if (!gguf_integer(g, key, &id)) return LINNET_OK;
-    if (id == -1 || id == UINT32_MAX) return LINNET_OK; /* written for "none" */
-    if (id < 0 || (uint64_t)id >= count)
-        return error_set(err, LINNET_FORMAT, "%s: expected an id below %zu, found %lld", key, count,
-                         (long long)id);
-    *out = (int32_t)id;
-    return LINNET_OK;
+    int32_t id = gguf_token_id(g, key);
+    bool present =
+        id >= 0 && id < t->vocabulary.size && t->vocabulary.tokens[id].flags & TOKEN_PRESENT;
+    return present ? id : -1;
 }
 
 static bool get_flag(const struct gguf *g, const char *key, bool otherwise)
@@ -130,6 +124,7 @@ static linnet_status add_tokens(struct tokenizer *t, const struct gguf_array *ty
                                     .content = t->vocabulary.arena.data + entry->written,
                                     .size = entry->written_size,
                                     .special = type != TYPE_USER_DEFINED};
+        entry->flags |= TOKEN_ADDED;
         status = tokenizer_add_token(t, &token, err);
     }
     return status;
@@ -165,7 +160,7 @@ static linnet_status read_merges(struct tokenizer *t, const struct gguf *g, linn
             status = error_set(err, LINNET_FORMAT,
                                "%s: entry %zu '%.*s': a part or the whole is no token", key, i,
                                (int)(merge.size < 40 ? merge.size : 40), merge.data);
-        else
+        else if (!(v->tokens[result].flags & (TOKEN_SPECIAL | TOKEN_ADDED)))
             status = merges_add(&t->bpe.merges, a, b, (int32_t)i, result, err);
     }
     strbuf_free(&whole);
@@ -254,9 +249,8 @@ static linnet_status read_sentencepiece(struct tokenizer *t, const struct gguf *
     bool prefix = get_flag(g, "tokenizer.ggml.add_space_prefix", true);
     linnet_status status = get_array(g, "tokenizer.ggml.scores", GGUF_F32, count, &scores, err);
     if (status == LINNET_OK) status = rank_scores(t, &scores, err);
-    if (status == LINNET_OK)
-        status = get_id(g, "tokenizer.ggml.unknown_token_id", count, &t->bpe.unknown, err);
     if (status != LINNET_OK) return status;
+    t->bpe.unknown = get_id(t, g, "tokenizer.ggml.unknown_token_id");
     struct normalizer_step *step;
     if (prefix) {
         step = &t->normalizer[t->n_normalizer++];
@@ -291,10 +285,10 @@ linnet_status tokenizer_from_gguf(struct tokenizer *t, const struct gguf *g, lin
     if (status == LINNET_OK)
         status = byte_level ? read_byte_level(t, g, &add_bos, err)
                             : read_sentencepiece(t, g, count, err);
-    if (status == LINNET_OK) status = get_id(g, "tokenizer.ggml.bos_token_id", count, &t->bos, err);
-    if (status == LINNET_OK) status = get_id(g, "tokenizer.ggml.eos_token_id", count, &t->eos, err);
     if (status == LINNET_OK) status = tokenizer_finish(t, err);
     if (status != LINNET_OK) return status;
+    t->bos = get_id(t, g, "tokenizer.ggml.bos_token_id");
+    t->eos = get_id(t, g, "tokenizer.ggml.eos_token_id");
     if (get_flag(g, "tokenizer.ggml.add_bos_token", add_bos) && t->bos >= 0)
         t->prefix[t->n_prefix++] = t->bos;
     if (get_flag(g, "tokenizer.ggml.add_eos_token", false) && t->eos >= 0)

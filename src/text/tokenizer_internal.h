@@ -13,8 +13,18 @@
 
 enum {
     TOKEN_ID_LIMIT = 1 << 22, /* far above any model; keeps a broken file's table small */
-    STEP_LIMIT = 16           /* steps of a normalizer or pre-tokenizer */
+    STEP_LIMIT = 16,          /* steps of a normalizer or pre-tokenizer */
+    ADDED_TOKEN_LIMIT = 512   /* bytes: each place of a text is compared with as many */
 };
+
+/* How many bytes the steps that edit a text of n bytes may add to it in all. The longest
+ * decomposition of Unicode is eleven times its character; a file's own replacements could grow
+ * without end. */
+static inline size_t growth_allowed(size_t n)
+{
+    enum { FACTOR = 16, LEAST = 64 << 10 };
+    return n < (SIZE_MAX - LEAST) / FACTOR ? FACTOR * n + LEAST : SIZE_MAX;
+}
 
 /* ---- vocabulary (vocabulary.c) ----------------------------------------------------------- */
 
@@ -22,7 +32,8 @@ enum {
     TOKEN_PRESENT = 1,
     TOKEN_SPECIAL = 2, /* gives no text when specials are skipped */
     TOKEN_BYTE = 4,    /* "<0xNN>" of a decoder with byte fallback */
-    TOKEN_FIXED = 8    /* GGUF scores: never the part or the result of a merge */
+    TOKEN_FIXED = 8,   /* GGUF scores: never the part or the result of a merge */
+    TOKEN_ADDED = 16   /* not of the model's own vocabulary: found as an added token only */
 };
 
 struct token {
@@ -43,7 +54,9 @@ struct vocabulary {
     size_t capacity;
     struct vocabulary_slot *slots;
     size_t slot_mask;
-    size_t longest; /* written form, bytes */
+    uint64_t seed;    /* random: no file can know which of its tokens share a slot */
+    size_t longest;   /* written form, bytes */
+    int64_t id_limit; /* by the number of tokens announced */
 };
 
 /* Room for `count` tokens in all. */
@@ -52,6 +65,9 @@ void vocabulary_free(struct vocabulary *v);
 linnet_status vocabulary_add(struct vocabulary *v, int64_t id, const char *written, size_t size,
                              linnet_error *err);
 int32_t vocabulary_find(const struct vocabulary *v, const char *written, size_t size);
+/* The same for what a text may become by itself: neither special nor added tokens, which are found
+ * by added_scan_next alone. */
+int32_t vocabulary_find_plain(const struct vocabulary *v, const char *written, size_t size);
 /* The value of "<0xNN>", or -1. */
 int byte_token_value(const char *written, size_t size);
 /* GPT-2's mapping between bytes and printable characters. */
@@ -86,14 +102,16 @@ struct marks {
 };
 
 void marks_restart(struct marks *m);
-/* Bytes [from.begin, from.end) became [to.begin, to.end); ranges inside map byte by byte if the
- * sizes are equal, else they grow to the whole. Calls must ascend. */
-void marks_move(struct marks *m, struct span from, struct span to);
+/* Bytes [from.begin, from.end) became [to.begin, to.end); ranges inside map byte by byte if both
+ * are equal, else they grow to the whole. Calls must ascend. */
+void marks_move(struct marks *m, struct span from, struct span to, bool equal);
+/* Takes what a step added from *growth; LINNET_UNSUPPORTED if there is not so much. */
+linnet_status growth_spend(size_t *growth, size_t before, size_t after, linnet_error *err);
 
-/* Appends `text` after one step to out. */
+/* Appends `text` after one step to out. *growth: how many bytes it may add, less what it did. */
 linnet_status normalize(const struct normalizer_step *step, struct matcher *matcher,
                         const char *text, size_t n, struct strbuf *out, struct marks *marks,
-                        linnet_error *err);
+                        size_t *growth, linnet_error *err);
 
 /* ---- pre-tokenizer (pretokenizer.c) ------------------------------------------------------ */
 
@@ -175,6 +193,7 @@ struct merge {
 struct merges {
     struct merge *slots;
     size_t mask, count;
+    uint64_t seed;
 };
 
 linnet_status merges_create(struct merges *m, size_t count, linnet_error *err);
@@ -229,6 +248,7 @@ struct encoder {
     const struct tokenizer *t;
     struct token_list *out;
     struct matcher matcher;
+    size_t growth; /* left */
     struct strbuf repaired, normal[2], edited[2], characters;
     struct marks marks, segment_marks;
     struct pieces pieces[2];

@@ -187,14 +187,41 @@ static linnet_status get_prepend(const json_t *object, enum prepend_scheme *out,
     return LINNET_OK;
 }
 
+/* "replacement": one character. */
+static linnet_status get_mark(const json_t *object, const char *part, struct text *out,
+                              linnet_error *err)
+{
+    uint32_t c;
+    if (!get_text(object, "replacement", out) || out->size == 0)
+        return missing(err, part, "replacement");
+    if (utf8_decode(out->data, out->size, &c) == out->size) return LINNET_OK;
+    return error_set(err, LINNET_FORMAT, "%s: replacement '%.40s': expected one character", part,
+                     out->data);
+}
+
+/* Whether the normalizer may take away how a text begins. What is then left is not the first for
+ * Hugging Face, which asks where in the raw text it was. */
+static bool loses_start(const struct tokenizer *t)
+{
+    for (size_t i = 0; i < t->n_normalizer; i++) {
+        const struct normalizer_step *step = &t->normalizer[i];
+        if (step->kind == NORMALIZE_STRIP && step->left) return true;
+        if (step->kind == NORMALIZE_REPLACE && step->content.size == 0) return true;
+    }
+    return false;
+}
+
 static linnet_status add_metaspace(struct tokenizer *t, const json_t *object, linnet_error *err)
 {
     struct text mark;
-    if (!get_text(object, "replacement", &mark) || mark.size == 0)
-        return missing(err, "pre_tokenizer Metaspace", "replacement");
+    linnet_status status = get_mark(object, "pre_tokenizer Metaspace", &mark, err);
+    if (status != LINNET_OK) return status;
     struct pretokenizer_step *edit = new_step(t, PRETOKENIZE_EDIT, err);
     if (!edit) return LINNET_UNSUPPORTED;
-    linnet_status status = get_prepend(object, &edit->prepend, err);
+    status = get_prepend(object, &edit->prepend, err);
+    if (edit->prepend == PREPEND_FIRST && loses_start(t))
+        return unsupported(err, "pre_tokenizer Metaspace",
+                           "prepend_scheme first, after a normalizer that removes text");
     if (status == LINNET_OK) status = copy_text(&edit->replacement, mark, err);
     if (status != LINNET_OK || !get_flag(object, "split", true)) return status;
     struct pretokenizer_step *split = new_step(t, PRETOKENIZE_SPLIT, err);
@@ -289,6 +316,7 @@ static linnet_status add_merge(struct tokenizer *t, size_t rank, struct json_ran
                          "merge %zu: '%.*s' + '%.*s': a part or the whole is no token", rank,
                          (int)(left.size < 40 ? left.size : 40), left.data,
                          (int)(right.size < 40 ? right.size : 40), right.data);
+    if (v->tokens[result].flags & (TOKEN_SPECIAL | TOKEN_ADDED)) return LINNET_OK; /* never made */
     return merges_add(&t->bpe.merges, a, b, (int32_t)rank, result, err);
 }
 
@@ -318,37 +346,6 @@ static linnet_status read_merges(struct tokenizer *t, const struct parts *parts,
     return status;
 }
 
-static linnet_status read_model(struct tokenizer *t, const struct parts *parts, linnet_error *err)
-{
-    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
-    const json_t *model = json_object_get(parts->root, "model");
-    const char *type = json_string_value(json_object_get(model, "type"));
-    if (!json_is_object(model)) return missing(err, "the file", "model");
-    /* Old files name no type: theirs is seen by the merges. */
-    if (type ? strcmp(type, "BPE") != 0 : !parts->merges.data)
-        return unsupported(err, "model", type ? type : "(no type)");
-    for (size_t i = 0; i < 2; i++) {
-        struct text affix;
-        if (get_text(model, affixes[i], &affix) && affix.size)
-            return unsupported(err, "model: option", affixes[i]);
-    }
-    if (json_number_value(json_object_get(model, "dropout")) != 0)
-        return unsupported(err, "model: option", "dropout");
-    t->bpe.fuse_unknown = get_flag(model, "fuse_unk", false);
-    t->bpe.byte_fallback = get_flag(model, "byte_fallback", false);
-    t->bpe.ignore_merges = get_flag(model, "ignore_merges", false);
-    const json_t *added = json_object_get(parts->root, "added_tokens");
-    linnet_status status = read_vocabulary(t, parts, json_array_size(added), err);
-    if (status == LINNET_OK) status = read_merges(t, parts, err);
-    struct text unknown;
-    if (status == LINNET_OK && get_text(model, "unk_token", &unknown)) {
-        t->bpe.unknown = vocabulary_find(&t->vocabulary, unknown.data, unknown.size);
-        if (t->bpe.unknown < 0)
-            return error_set(err, LINNET_FORMAT, "model: unk_token '%s' is no token", unknown.data);
-    }
-    return status;
-}
-
 static linnet_status read_added(struct tokenizer *t, const json_t *added, linnet_error *err)
 {
     for (size_t i = 0; i < json_array_size(added); i++) {
@@ -371,6 +368,7 @@ static linnet_status read_added(struct tokenizer *t, const json_t *added, linnet
             status = vocabulary_add(&t->vocabulary, json_integer_value(id), content.data,
                                     content.size, err);
             token.id = (int32_t)json_integer_value(id);
+            if (status == LINNET_OK) t->vocabulary.tokens[token.id].flags |= TOKEN_ADDED;
         } else if (token.id != json_integer_value(id)) {
             return error_set(err, LINNET_FORMAT,
                              "added_tokens[%zu] '%s': id %lld, but %d in the "
@@ -383,6 +381,38 @@ static linnet_status read_added(struct tokenizer *t, const json_t *added, linnet
     return LINNET_OK;
 }
 
+static linnet_status read_model(struct tokenizer *t, const struct parts *parts, linnet_error *err)
+{
+    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    const json_t *model = json_object_get(parts->root, "model");
+    const char *type = json_string_value(json_object_get(model, "type"));
+    if (!json_is_object(model)) return missing(err, "the file", "model");
+    /* Old files name no type: theirs is seen by the merges. */
+    if (type ? strcmp(type, "BPE") != 0 : !parts->merges.data)
+        return unsupported(err, "model", type ? type : "(no type)");
+    for (size_t i = 0; i < 2; i++) {
+        struct text affix;
+        if (get_text(model, affixes[i], &affix) && affix.size)
+            return unsupported(err, "model: option", affixes[i]);
+    }
+    if (json_number_value(json_object_get(model, "dropout")) != 0)
+        return unsupported(err, "model: option", "dropout");
+    t->bpe.fuse_unknown = get_flag(model, "fuse_unk", false);
+    t->bpe.byte_fallback = get_flag(model, "byte_fallback", false);
+    t->bpe.ignore_merges = get_flag(model, "ignore_merges", false);
+    const json_t *added = json_object_get(parts->root, "added_tokens");
+    linnet_status status = read_vocabulary(t, parts, json_array_size(added), err);
+    if (status == LINNET_OK) status = read_added(t, added, err);
+    if (status == LINNET_OK) status = read_merges(t, parts, err);
+    struct text unknown;
+    if (status == LINNET_OK && get_text(model, "unk_token", &unknown)) {
+        t->bpe.unknown = vocabulary_find(&t->vocabulary, unknown.data, unknown.size);
+        if (t->bpe.unknown < 0)
+            return error_set(err, LINNET_FORMAT, "model: unk_token '%s' is no token", unknown.data);
+    }
+    return status;
+}
+
 /* The sets for normalized text hold the normalized contents. */
 static linnet_status normalize_added(struct tokenizer *t, linnet_error *err)
 {
@@ -390,20 +420,22 @@ static linnet_status normalize_added(struct tokenizer *t, linnet_error *err)
     struct matcher matcher;
     struct strbuf text[2] = {{0}};
     struct marks marks = {0};
+    size_t total = 0, growth;
     linnet_status status = matcher_create(&matcher, err);
     t->added_normalized = (struct added_set){0};
+    for (size_t i = 0; i < raw.count; i++) total += raw.tokens[i].size;
+    growth = growth_allowed(total);
     for (size_t i = 0; i < raw.count && status == LINNET_OK; i++) {
         struct added_token token = raw.tokens[i];
         for (size_t k = 0; k < t->n_normalizer && status == LINNET_OK; k++) {
             struct strbuf *out = &text[k % 2];
             strbuf_clear(out);
-            status =
-                normalize(&t->normalizer[k], &matcher, token.content, token.size, out, &marks, err);
+            status = normalize(&t->normalizer[k], &matcher, token.content, token.size, out, &marks,
+                               &growth, err);
             token.content = strbuf_cstr(out);
             token.size = out->size;
         }
-        if (status == LINNET_OK && token.size)
-            status = added_set_add(&t->added_normalized, &token, err);
+        if (status == LINNET_OK) status = tokenizer_add_token(t, &token, err);
     }
     matcher_free(&matcher);
     strbuf_free(&text[0]);
@@ -500,10 +532,11 @@ static linnet_status add_decoder(struct tokenizer *t, const json_t *object, linn
     }
     if (strcmp(type, "Metaspace") == 0) {
         enum prepend_scheme prepend;
-        if (!get_text(object, "replacement", &from)) return missing(err, part, "replacement");
-        linnet_status status = get_prepend(object, &prepend, err);
+        linnet_status status = get_mark(object, "decoder Metaspace", &from, err);
+        if (status == LINNET_OK) status = get_prepend(object, &prepend, err);
+        if (status != LINNET_OK) return status;
         d->first_dropped = prepend != PREPEND_NEVER;
-        if (status == LINNET_OK) status = copy_text(&d->from, from, err);
+        status = copy_text(&d->from, from, err);
         return status == LINNET_OK ? copy_text(&d->to, (struct text){" ", 1}, err) : status;
     }
     if (strcmp(type, "Replace") == 0) {
@@ -533,7 +566,6 @@ static linnet_status read_parts(struct tokenizer *t, const struct parts *parts,
     const json_t *root = parts->root;
     if (!json_is_object(root))
         return error_set(err, LINNET_FORMAT, "expected a JSON object with 'model'");
-    const json_t *added = json_object_get(root, "added_tokens");
     const json_t *normalizer = json_object_get(root, "normalizer");
     const json_t *pretokenizer = json_object_get(root, "pre_tokenizer");
     const json_t *post = json_object_get(root, "post_processor");
@@ -545,7 +577,6 @@ static linnet_status read_parts(struct tokenizer *t, const struct parts *parts,
         status =
             for_each(t, pretokenizer, "pre_tokenizer", "pretokenizers", 0, add_pretokenizer, err);
     if (status == LINNET_OK) status = read_model(t, parts, err);
-    if (status == LINNET_OK) status = read_added(t, added, err);
     if (status == LINNET_OK && t->added_normalized.count) status = normalize_added(t, err);
     if (status == LINNET_OK && !is_absent(post))
         status = for_each(t, post, "post_processor", "processors", 0, add_postprocessor, err);

@@ -5,17 +5,24 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/seed.h"
 #include "text/tokenizer_internal.h"
 
 linnet_status vocabulary_create(struct vocabulary *v, size_t count, linnet_error *err)
 {
+    enum { ID_FACTOR = 4, ID_ROOM = 64 << 10 }; /* gaps between ids cost memory */
     if (count > TOKEN_ID_LIMIT)
         return error_set(err, LINNET_UNSUPPORTED, "%zu tokens: expected at most %d", count,
                          TOKEN_ID_LIMIT);
     size_t capacity = 16;
     while (capacity < 2 * count) capacity *= 2;
+    int64_t id_limit = (int64_t)count * ID_FACTOR + ID_ROOM;
+    v->id_limit = id_limit < TOKEN_ID_LIMIT ? id_limit : TOKEN_ID_LIMIT;
     v->slots = mem_new(capacity, sizeof *v->slots);
-    if (!v->slots) return error_memory(err, "the vocabulary", capacity * sizeof *v->slots);
+    if (!v->slots || !mem_reserve((void **)&v->tokens, &v->capacity, count, sizeof *v->tokens))
+        return error_memory(err, "the vocabulary", capacity * sizeof *v->slots);
+    if (v->capacity) memset(v->tokens, 0, v->capacity * sizeof *v->tokens);
+    v->seed = seed_for_hashing();
     v->slot_mask = capacity - 1;
     for (size_t i = 0; i < capacity; i++) v->slots[i].id = -1;
     return LINNET_OK;
@@ -30,9 +37,10 @@ void vocabulary_free(struct vocabulary *v)
 
 /* The slot of this written form, or the free one where it belongs. */
 static struct vocabulary_slot *slot_of(const struct vocabulary *v, const char *written, size_t size,
-                                       uint32_t hash)
+                                       uint64_t full_hash)
 {
-    size_t i = hash & v->slot_mask;
+    size_t i = full_hash & v->slot_mask;
+    uint32_t hash = (uint32_t)(full_hash >> 32);
     for (;; i = (i + 1) & v->slot_mask) {
         struct vocabulary_slot *slot = &v->slots[i];
         if (slot->id < 0) return slot;
@@ -47,7 +55,13 @@ static struct vocabulary_slot *slot_of(const struct vocabulary *v, const char *w
 int32_t vocabulary_find(const struct vocabulary *v, const char *written, size_t size)
 {
     if (size > v->longest) return -1;
-    return slot_of(v, written, size, (uint32_t)XXH3_64bits(written, size))->id;
+    return slot_of(v, written, size, XXH3_64bits_withSeed(written, size, v->seed))->id;
+}
+
+int32_t vocabulary_find_plain(const struct vocabulary *v, const char *written, size_t size)
+{
+    int32_t id = vocabulary_find(v, written, size);
+    return id >= 0 && v->tokens[id].flags & (TOKEN_SPECIAL | TOKEN_ADDED) ? -1 : id;
 }
 
 static linnet_status reserve_ids(struct vocabulary *v, size_t need, linnet_error *err)
@@ -62,9 +76,10 @@ static linnet_status reserve_ids(struct vocabulary *v, size_t need, linnet_error
 linnet_status vocabulary_add(struct vocabulary *v, int64_t id, const char *written, size_t size,
                              linnet_error *err)
 {
-    if (id < 0 || id >= TOKEN_ID_LIMIT)
-        return error_set(err, LINNET_FORMAT, "token '%.*s' has id %lld: expected 0 to %d",
-                         (int)(size < 40 ? size : 40), written, (long long)id, TOKEN_ID_LIMIT - 1);
+    if (id < 0 || id >= v->id_limit)
+        return error_set(err, LINNET_FORMAT, "token '%.*s' has id %lld: expected 0 to %lld",
+                         (int)(size < 40 ? size : 40), written, (long long)id,
+                         (long long)v->id_limit - 1);
     linnet_status status = reserve_ids(v, (size_t)id + 1, err);
     if (status != LINNET_OK) return status;
     struct token *token = &v->tokens[id];
@@ -80,9 +95,10 @@ linnet_status vocabulary_add(struct vocabulary *v, int64_t id, const char *writt
     if (v->arena.failed) return error_memory(err, "the vocabulary", size);
     if (id >= v->size) v->size = (int32_t)id + 1;
     if (size > v->longest) v->longest = size;
-    uint32_t hash = (uint32_t)XXH3_64bits(written, size);
+    uint64_t hash = XXH3_64bits_withSeed(written, size, v->seed);
     /* Of two ids with one form the later is found, as in a map that is filled in order. */
-    *slot_of(v, written, size, hash) = (struct vocabulary_slot){hash, (int32_t)id};
+    *slot_of(v, written, size, hash) =
+        (struct vocabulary_slot){(uint32_t)(hash >> 32), (int32_t)id};
     return LINNET_OK;
 }
 
