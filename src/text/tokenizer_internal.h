@@ -65,8 +65,9 @@ void vocabulary_free(struct vocabulary *v);
 linnet_status vocabulary_add(struct vocabulary *v, int64_t id, const char *written, size_t size,
                              linnet_error *err);
 int32_t vocabulary_find(const struct vocabulary *v, const char *written, size_t size);
-/* The same for what a text may become by itself: neither special nor added tokens, which are found
- * by added_scan_next alone. */
+/* The same for what a text may become by itself: neither added nor special tokens, which are found
+ * by added_scan_next alone; but a letter of the model's own vocabulary stays one, even where the
+ * file uses it as padding, say. */
 int32_t vocabulary_find_plain(const struct vocabulary *v, const char *written, size_t size);
 /* The value of "<0xNN>", or -1. */
 int byte_token_value(const char *written, size_t size);

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/seed.h"
 #include "text/tokenizer_internal.h"
+#include "text/utf8.h"
 
 linnet_status vocabulary_create(struct vocabulary *v, size_t count, linnet_error *err)
 {
@@ -61,7 +62,10 @@ int32_t vocabulary_find(const struct vocabulary *v, const char *written, size_t 
 int32_t vocabulary_find_plain(const struct vocabulary *v, const char *written, size_t size)
 {
     int32_t id = vocabulary_find(v, written, size);
-    return id >= 0 && v->tokens[id].flags & (TOKEN_SPECIAL | TOKEN_ADDED) ? -1 : id;
+    uint32_t c;
+    if (id < 0 || v->tokens[id].flags & TOKEN_ADDED) return -1;
+    bool letter = size > 0 && utf8_decode(written, size, &c) == size;
+    return v->tokens[id].flags & TOKEN_SPECIAL && !letter ? -1 : id;
 }
 
 static linnet_status reserve_ids(struct vocabulary *v, size_t need, linnet_error *err)
