@@ -239,6 +239,9 @@ static void test_single_characters(void **state)
     expect_spans(&s, "ad d", UNTRUSTED({0, 2}), "0,1,1,3"); /* inside a word it is no token */
     s.pre = "{'type':'ByteLevel','add_prefix_space':false,'use_regex':false}";
     expect_spans(&s, "ac", UNTRUSTED({0, 2}), "0,1");
+    /* a letter of the model's own vocabulary that the file also uses as padding */
+    s = (struct small){.added = SPECIAL(1, "b", "")};
+    expect_spans(&s, "ab", UNTRUSTED({0, 2}), "0,1");
     s = (struct small){.added = SPECIAL(2, "<0x63>", ""), .options = ",'byte_fallback':true"};
     expect_spans(&s, "ac", NULL, 0, "0");
 }
