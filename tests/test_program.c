@@ -705,7 +705,7 @@ static void check_json(const char *wrong)
     static const char *const keys[] = {"operation", "device",  "dtype", "shape",
                                        "max_abs",   "rms_rel", "bound", "pass"};
     json_t *json = output_json(), *row;
-    size_t i, n_goldens = 0;
+    size_t i, n_goldens = 0, n_wrong = 0;
     json_array_foreach(json, i, row)
     {
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
@@ -713,9 +713,11 @@ static void check_json(const char *wrong)
         const char *operation = json_string_value(json_object_get(row, "operation"));
         bool pass = json_is_true(json_object_get(row, "pass"));
         if (!pass && (!wrong || strcmp(operation, wrong) != 0)) fail_msg("%s differs", operation);
+        n_wrong += !pass;
         n_goldens += strcmp(operation, "golden greedy") == 0;
     }
     assert_true(n_goldens > 1);
+    assert_int_equal(n_wrong, wrong ? 1 : 0);
     json_decref(json);
 }
 
@@ -724,8 +726,6 @@ static void check_against_goldens(void **state)
 {
     (void)state;
     char command[2048], golden[200], model[200];
-    size_t i;
-    json_t *prompt;
     snprintf(command, sizeof command,
              "mkdir -p '%s.d/golden' && cp '%s.json' '%s.safetensors' "
              "'%s.d/golden' && ln -sfn '%s' '%s.d/qwen3-tiny'",
@@ -735,19 +735,18 @@ static void check_against_goldens(void **state)
     snprintf(golden, sizeof golden, "%s.d/golden/qwen3-tiny.json", work_path);
     snprintf(model, sizeof model, "%s.d/qwen3-tiny", work_path);
     json_t *json = load_json(golden);
-    json_array_foreach(json_object_get(json, "prompts"), i, prompt)
-    {
-        json_t *greedy = json_object_get(prompt, "greedy_fp32");
-        if (json_array_size(greedy)) json_array_set_new(greedy, 0, json_integer(0));
-    }
+    json_t *prompt = json_array_get(json_object_get(json, "prompts"), 0);
+    json_array_set_new(json_object_get(prompt, "greedy_fp32"), 0, json_integer(0));
     assert_int_equal(json_dump_file(json, golden, 0), 0);
     json_decref(json);
     RUN(NULL, "check", "--json", model);
     assert_code(1);
     check_json("golden greedy");
+#ifndef __SANITIZE_ADDRESS__ /* minutes more, for the same code */
     RUN(NULL, "check", "--json", tiny_path());
     assert_code(0);
     check_json(NULL);
+#endif
     snprintf(command, sizeof command, "rm -r '%s.d'", work_path);
     assert_int_equal(system(command), 0);
 }
