@@ -128,11 +128,12 @@ LINNET_API linnet_status linnet_detokenize(const linnet_model *model, const int3
  * Renders a chat with the model's template. `request` is a JSON object with "messages" and
  * optionally "tools", "add_generation_prompt" (default true), "chat_template_kwargs"; contents may
  * be strings or lists of {"type":"text"} parts (joined with nothing between). Text of messages
- * never becomes control tokens. *rendered (may be NULL) is the text, *ids its tokens.
+ * never becomes control tokens. *rendered is the text, *rendered_size its bytes (it may contain
+ * NUL; both pointers may be NULL), *ids its tokens.
  */
 LINNET_API linnet_status linnet_chat_tokenize(const linnet_model *model, const char *request,
-                                              size_t n, char **rendered, int32_t **ids,
-                                              size_t *n_ids, linnet_error *err);
+                                              size_t n, char **rendered, size_t *rendered_size,
+                                              int32_t **ids, size_t *n_ids, linnet_error *err);
 
 /* ---- engine ------------------------------------------------------------------------------ */
 

@@ -232,7 +232,8 @@ static void chats(void **state)
     static const char chat[] =
         "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"},"
         "{\"type\": \"text\", \"text\": \"<|im_end|>b\"}]}]}";
-    assert_ok(linnet_chat_tokenize(model, chat, strlen(chat), &text, &ids, &n, &err), err);
+    assert_ok(linnet_chat_tokenize(model, chat, strlen(chat), &text, &size, &ids, &n, &err), err);
+    assert_int_equal(size, strlen(text));
     assert_non_null(strstr(text, "user\na<|im_end|>b<|im_end|>\n<|im_start|>assistant\n"));
     assert_ok(linnet_detokenize(model, ids, n, 0, &back, &size, &err), err);
     assert_string_equal(back, text);
@@ -248,6 +249,12 @@ static void chats(void **state)
     linnet_free(back);
     linnet_free(ids);
     linnet_free(control);
+
+    static const char nul[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}]}";
+    assert_ok(linnet_chat_tokenize(model, nul, strlen(nul), &text, &size, &ids, &n, &err), err);
+    assert_true(size > strlen(text)); /* the size counts what follows the NUL */
+    linnet_free(text);
+    linnet_free(ids);
 
     static const struct {
         const char *chat, *words;
@@ -273,9 +280,9 @@ static void chats(void **state)
          "\"messages\"", LINNET_INVALID},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(
-            linnet_chat_tokenize(model, bad[i].chat, strlen(bad[i].chat), NULL, &ids, &n, &err),
-            bad[i].status);
+        assert_int_equal(linnet_chat_tokenize(model, bad[i].chat, strlen(bad[i].chat), NULL, NULL,
+                                              &ids, &n, &err),
+                         bad[i].status);
         expect(&err, bad[i].words);
     }
     linnet_model_close(model);
@@ -302,7 +309,7 @@ static void bare_tokenizer(void **state)
     linnet_free(text);
     linnet_plan plan;
     assert_int_equal(linnet_engine_plan(model, NULL, &plan, &err), LINNET_INVALID);
-    assert_int_equal(linnet_chat_tokenize(model, "{}", 2, NULL, &ids, &n, &err),
+    assert_int_equal(linnet_chat_tokenize(model, "{}", 2, NULL, NULL, &ids, &n, &err),
                      LINNET_UNSUPPORTED);
     linnet_model_close(model);
 }

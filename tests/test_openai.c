@@ -53,10 +53,11 @@ linnet_status linnet_detokenize(const linnet_model *model, const int32_t *ids, s
 }
 
 linnet_status linnet_chat_tokenize(const linnet_model *model, const char *request, size_t n,
-                                   char **rendered, int32_t **ids, size_t *n_ids,
-                                   linnet_error *error)
+                                   char **rendered, size_t *rendered_size, int32_t **ids,
+                                   size_t *n_ids, linnet_error *error)
 {
     assert_null(rendered);
+    assert_null(rendered_size);
     snprintf(seen_by_template, sizeof seen_by_template, "%.*s", (int)n, request);
     if (strstr(request, "image_url"))
         return error_set(error, LINNET_INVALID, "content part 'image_url' is not supported");
@@ -78,7 +79,7 @@ static struct openai_fault fault;
 static linnet_status parse(enum openai_endpoint endpoint, const char *body)
 {
     json_error_t where;
-    json_t *json = json_loads(body, JSON_DECODE_ANY, &where);
+    json_t *json = json_loads(body, JSON_DECODE_ANY | JSON_ALLOW_NUL, &where);
     if (!json) fail_msg("test body '%s': %s", body, where.text);
     openai_request_free(&request);
     linnet_status status = openai_request_parse(NULL, endpoint, json, &request, &fault);
@@ -205,15 +206,19 @@ static void refused_fields(void **state)
         {"temperature", "true"},
         {"top_p", "0"},
         {"top_p", "1.5"},
+        {"top_p", "1e-40"},
         {"min_p", "2"},
         {"top_k", "-2"},
         {"presence_penalty", "2.5"},
         {"frequency_penalty", "-3"},
         {"repetition_penalty", "0"},
+        {"repetition_penalty", "0.00001"},
+        {"temperature", "10001"},
         {"stop", "5"},
         {"stop", "[\"a\", 5]"},
         {"stop", "\"\""},
         {"stop", "[\"a\", \"\"]"},
+        {"stop", "[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]"},
         {"stop_token_ids", "[256]"},
         {"stop_token_ids", "[-1]"},
         {"stop_token_ids", "[1.5]"},
@@ -225,6 +230,7 @@ static void refused_fields(void **state)
         {"stream", "\"yes\""},
         {"stream_options", "{\"include_usage\": true}"},
         {"model", "5"},
+        {"model", "\"a\\u0000b\""},
         {"tools", "{}"},
         {"tool_choice", "\"required\""},
         {"tool_choice", "{\"type\": \"function\"}"},

@@ -10,7 +10,7 @@ static linnet_error err;
 /* Parses "linnet WORD WORD ..."; words end with NULL. */
 static linnet_status parse(const char *const *words)
 {
-    char *argv[32] = {(char *)(uintptr_t) "linnet"};
+    char *argv[64] = {(char *)(uintptr_t) "linnet"};
     int argc = 1;
     options_free(&parsed);
     for (; words[argc - 1]; argc++) argv[argc] = (char *)(uintptr_t)words[argc - 1];
@@ -180,12 +180,25 @@ static void values_out_of_range(void **state)
         {"--prompt-ids", "2147483648"},
         {"--logprobs", "21"},
         {"--max-model-len", "99999999999"},
+        {"--max-model-len", "1"},
+        {"--max-num-seqs", "4097"},
+        {"--max-num-batched-tokens", "262145"},
+        {"--top-p", "1e-40"},
+        {"--repetition-penalty", "0.00001"},
+        {"--stop", ""},
+        {"--kv-cache-memory", "5 "},
+        {"--kv-cache-memory", "1 B"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         linnet_status status = PARSE("run", bad[i][0], bad[i][1]);
         assert_refused(status, bad[i][0]);
         assert_refused(status, "expected");
     }
+    static const char *words[2 * 17 + 2] = {"run"};
+    for (int i = 0; i < 17; i++) words[1 + 2 * i] = "--stop", words[2 + 2 * i] = "x";
+    assert_refused(parse(words), "at most 16");
+    words[2 * 16 + 1] = NULL;
+    assert_ok(parse(words), err);
     assert_refused(PARSE("run", "two", "prompts"), "unexpected argument 'prompts'");
 }
 
@@ -203,6 +216,11 @@ static void sizes(void **state)
     assert_false(options_size("1e30", &bytes));
     assert_false(options_size("5000000T", &bytes));
     assert_false(options_size("2G2", &bytes));
+    assert_false(options_size("1 B", &bytes));
+    assert_false(options_size("5 ", &bytes));
+    assert_false(options_size(" 5", &bytes));
+    assert_false(options_size("1@", &bytes)); /* a letter but for one bit */
+    assert_true(options_size("3t", &bytes) && bytes == INT64_C(3) << 40);
 }
 
 static void assigned(void **state)
@@ -212,7 +230,72 @@ static void assigned(void **state)
     assert_ok(options_assign(&parsed, "temperature", "0.25", &err), err);
     assert_true(parsed.temperature == 0.25 && parsed.given[OPTION_TEMPERATURE]);
     assert_refused(options_assign(&parsed, "top-p", "7", &err), "top-p");
+    assert_false(parsed.given[OPTION_TOP_P]); /* what was refused leaves nothing behind */
+    assert_true(parsed.top_p == 0);
+    assert_refused(options_assign(&parsed, "temperature", "-1", &err), "temperature");
+    assert_true(parsed.temperature == 0.25 && parsed.given[OPTION_TEMPERATURE]);
+    assert_ok(options_assign(&parsed, "min-tokens", "9", &err), err);
+    assert_refused(options_assign(&parsed, "max-tokens", "8", &err), "--min-tokens");
+    assert_false(parsed.given[OPTION_MAX_TOKENS]);
     assert_refused(options_assign(&parsed, "tempreature", "7", &err), "--temperature");
+    assert_ok(PARSE("bench", "--batch", "1,2"), err);
+    assert_refused(options_assign(&parsed, "batch", "0", &err), "batch");
+    assert_int_equal(parsed.batch.n, 2);
+}
+
+static void options_that_go_together(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words[8];
+        const char *message; /* NULL: nothing wrong */
+    } cases[] = {
+        {{"run", "--min-tokens", "9", "-n", "8", "x"}, "--min-tokens"},
+        {{"run", "--min-tokens", "8", "-n", "8", "x"}, NULL},
+        {{"run", "--min-tokens", "9", "x"}, NULL},
+        {{"batch", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"}, "--max-num-seqs"},
+        {{"batch", "--max-num-seqs", "9"}, NULL},
+        {{"run", "--raw", "--system", "s", "x"}, "--system"},
+        {{"run", "--prompt-ids", "1", "--raw"}, "--raw"},
+        {{"run", "--prompt-ids", "1", "--system", "s"}, "--system"},
+        {{"run", "--prompt-ids", "1", "x"}, "--prompt-ids"},
+        {{"run", "--logprobs", "1", "x"}, "--json"},
+        {{"run", "-f", "a", "x"}, "--file"},
+        {{"bench", "--dtype", "q8_0"}, "--random"},
+        {{"bench", "--dtype", "q8_0", "--random", "smollm2-135m"}, NULL},
+        {{"bench", "--model", "a", "--random", "smollm2-135m"}, "which one?"},
+        {{"bench", "--batch", "4", "--max-num-seqs", "2"}, "--batch"},
+        {{"bench", "ladder", "--batch", "4"}, "--batch"},
+        {{"bench", "ladder", "--repeat", "4"}, "--repeat"},
+        {{"bench", "ladder", "--prompt", "4,5"}, "--prompt"},
+        {{"bench", "ladder", "--seed", "4"}, "--seed"},
+        {{"bench", "ladder", "--prompt", "4", "--generated", "5"}, NULL},
+        {{"bench", "lader"}, "did you mean 'ladder'?"},
+        {{"tokenize", "--decode", "--special", "1"}, "--special"},
+        {{"tokenize", "--decode", "--chat", "1"}, "--chat"},
+        {{"tokenize", "--model", "a", "--tokenizer", "b", "1"}, "which one?"},
+        {{"inspect", "-m", "a", "b"}, "which one?"},
+        {{"check", "-m", "a", "b"}, "which one?"},
+        {{"inspect", "a"}, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_ok(parse(cases[i].words), err);
+        linnet_status status = options_check(&parsed, &err);
+        if (cases[i].message)
+            assert_refused(status, cases[i].message);
+        else
+            assert_ok(status, err);
+    }
+}
+
+/* The name as the manual page writes it. */
+static void roff_name(const char *name, char *out)
+{
+    for (; *name; name++) {
+        if (*name == '-') *out++ = '\\';
+        *out++ = *name;
+    }
+    *out = 0;
 }
 
 static void texts_name_every_option(void **state)
@@ -224,14 +307,15 @@ static void texts_name_every_option(void **state)
     help_zsh(&zsh);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const struct option_spec *spec = &option_table[i];
-        char name[64];
+        char name[64], roff[128];
         snprintf(name, sizeof name, "--%s", spec->name);
         strbuf_clear(&help);
         help_command(first_command(spec), &help);
         assert_non_null(strstr(strbuf_cstr(&help), name));
         assert_non_null(strstr(strbuf_cstr(&bash), name));
         assert_non_null(strstr(strbuf_cstr(&zsh), name));
-        assert_non_null(strstr(strbuf_cstr(&man), strrchr(name, '-') + 1));
+        roff_name(name, roff);
+        if (!strstr(strbuf_cstr(&man), roff)) fail_msg("the manual page lacks %s", roff);
     }
     strbuf_clear(&help);
     help_command(COMMAND_NONE, &help);
@@ -260,6 +344,7 @@ int main(void)
         cmocka_unit_test(values_out_of_range),
         cmocka_unit_test(sizes),
         cmocka_unit_test(assigned),
+        cmocka_unit_test(options_that_go_together),
         cmocka_unit_test(texts_name_every_option),
     };
     return cmocka_run_group_tests(tests, NULL, release);

@@ -109,12 +109,13 @@ static void usage(void **state)
     assert_contains(result.err, "did you mean 'run'?");
     RUN(NULL, "run", "--top-p", "2", "x");
     assert_code(2);
-    assert_int_equal(RUN(NULL, "run", "two", "prompts"), 2);
-    assert_int_equal(RUN(NULL, "run", "--logprobs", "2", "x"), 2);
     assert_int_equal(RUN(NULL, "help", "run"), 0);
     assert_contains(result.out, "--temperature");
-    assert_int_equal(RUN(NULL, "tokenize", "--decode", "--chat", "x"), 2);
-    assert_int_equal(RUN(NULL, "bench", "lader"), 2);
+    /* before any model is looked for */
+    assert_int_equal(RUN(NULL, "inspect", "-m", "/nowhere/a", "/nowhere/b"), 2);
+    assert_int_equal(RUN(NULL, "check", "-m", "/nowhere/a", "/nowhere/b"), 2);
+    assert_int_equal(RUN(NULL, "run", "-m", "/nowhere/a", "-c", "1", "x"), 2);
+    assert_int_equal(RUN(NULL, "run", "--raw", "--system", "s", "--help"), 0);
     RUN(NULL, "serve", "--port", "8000");
     assert_code(1);
     assert_contains(result.err, "not in this version");
@@ -128,9 +129,17 @@ static void generated_texts(void **state)
     assert_contains(result.out, ".TH LINNET 1");
     RUN(NULL, "generate", "bash");
     assert_code(0);
-    FILE *f = popen("bash -n", "w"); /* its syntax is right */
+    FILE *f = popen("bash", "w"); /* options before the command, blanks in names */
     assert_non_null(f);
     fputs(result.out, f);
+    fputs(
+        "\nCOMP_WORDS=(linnet -t 2 -m run ch) COMP_CWORD=5; _linnet; [ $COMPREPLY = chat ] || exit "
+        "1\n"
+        "COMP_WORDS=(linnet -q run --temp) COMP_CWORD=3; _linnet; [ $COMPREPLY = --temperature ] "
+        "|| exit 2\n"
+        "d=$(mktemp -d) && cd $d && : >'a b' && COMP_WORDS=(linnet batch a) COMP_CWORD=2; _linnet\n"
+        "rm -r $d; [ \"${COMPREPLY[0]}\" = 'a b' ] || exit 3\n",
+        f);
     assert_int_equal(pclose(f), 0);
     RUN(NULL, "generate", "zsh");
     assert_code(0);
@@ -210,6 +219,8 @@ static void streams_alone_on_stdout(void **state)
     assert_code(0);
     assert_string_equal(result.out, "The capital of Japan is Tokyo.\n");
     assert_contains(result.err, "tokens/s");
+    RUN("What is the capital of Japan?\n", "run", "--temperature=0", "-");
+    assert_string_equal(result.out, "The capital of Japan is Tokyo.\n");
     RUN(NULL, "run", "--temperature", "0", "-n3", question);
     assert_string_equal(result.out, "The capital of\n");
 }
@@ -263,8 +274,8 @@ static void raw_and_ids(void **state)
     assert_code(0);
     assert_string_equal(result.out, " 18 19 2\n");
     free(list);
-    assert_int_equal(RUN(NULL, "run", "--prompt-ids", "49152"), 1);
-    assert_int_equal(RUN(NULL, "run", "--raw", ""), 1);
+    assert_int_equal(RUN(NULL, "run", "--prompt-ids", "49152"), 2);
+    assert_int_equal(RUN(NULL, "run", "--raw", ""), 2);
 }
 
 static void too_long(void **state)
@@ -301,12 +312,12 @@ static void broken_outputs(void **state)
 static void await_output(void)
 {
     const struct timespec pause = {0, 10000000};
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < 24000; i++) {
         slurp(out_path, result.out, sizeof result.out);
         if (result.out[0]) return;
         nanosleep(&pause, NULL);
     }
-    fail_msg("no output in 30 s");
+    fail_msg("no output in 240 s");
 }
 
 static void interrupted(void **state)
@@ -338,6 +349,9 @@ static void tokenize(void **state)
     assert_string_equal(result.out, sentence);
     RUN(NULL, "tokenize", "--decode", "3575", "282");
     assert_string_equal(result.out, " capital of");
+    RUN("", "tokenize", "--decode");
+    assert_code(0);
+    assert_string_equal(result.out, "");
     RUN(NULL, "tokenize", "--special", "<|im_start|>");
     assert_string_equal(result.out, "1\n");
     RUN(NULL, "tokenize", "<|im_start|>");
@@ -356,7 +370,7 @@ static const char batch_lines[] =
     "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of Japan?\"}],"
     "\"temperature\":0}}\n"
     "not json\n"
-    "{\"custom_id\":\"b\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{"
+    "{\"custom_id\":\"b\\u0000c\",\"url\":\"/v1/completions\",\"body\":{"
     "\"prompt\":\"1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\",\"max_tokens\":8,"
     "\"temperature\":0}}\n"
     "{\"custom_id\":\"c\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\"body\":{"
@@ -364,7 +378,7 @@ static const char batch_lines[] =
 
 static json_t *batch_line(const char **text)
 {
-    json_t *json = json_loads(*text, JSON_DISABLE_EOF_CHECK, NULL);
+    json_t *json = json_loads(*text, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL);
     assert_non_null(json);
     *text = strchr(*text, '\n') + 1;
     return json;
@@ -385,6 +399,7 @@ static void check_batch(const char *text)
         json_integer_value(json_object_get(json_object_get(line, "response"), "status_code")), 400);
     json_decref(line);
     line = batch_line(&text);
+    assert_int_equal(json_string_length(json_object_get(line, "custom_id")), 3); /* with its NUL */
     body = json_object_get(json_object_get(line, "response"), "body");
     message = json_array_get(json_object_get(body, "choices"), 0);
     assert_string_equal(json_string_value(json_object_get(message, "text")), " 18 19 2");
@@ -429,6 +444,8 @@ static void chat_from_a_pipe(void **state)
 
 /* ---- on a terminal ------------------------------------------------------------------------- */
 
+enum { PATIENCE_MS = 240000 }; /* sanitizers on a busy machine */
+
 struct terminal {
     int fd;
     pid_t pid;
@@ -457,14 +474,29 @@ static void await(const char *text)
     const char *found;
     while (!(found = strstr(terminal.text + terminal.seen, text))) {
         struct pollfd p = {terminal.fd, POLLIN, 0};
-        ssize_t n = poll(&p, 1, 60000) == 1 ? read(terminal.fd, terminal.text + terminal.size,
-                                                   sizeof terminal.text - 1 - terminal.size)
-                                            : 0;
+        ssize_t n = poll(&p, 1, PATIENCE_MS) == 1 ? read(terminal.fd, terminal.text + terminal.size,
+                                                         sizeof terminal.text - 1 - terminal.size)
+                                                  : 0;
         if (n <= 0) fail_msg("'%s' did not show up in '%s'", text, terminal.text);
         terminal.size += (size_t)n;
         terminal.text[terminal.size] = 0;
     }
     terminal.seen = (size_t)(found - terminal.text) + strlen(text);
+}
+
+/* Until a line can be typed: the prompt is there and the editor has taken the terminal over. Before
+ * that the kernel's own line discipline would get the keys. */
+static void await_prompt(void)
+{
+    struct termios settings;
+    const struct timespec pause = {0, 5000000};
+    await(">");
+    for (int left = PATIENCE_MS / 5; left > 0; left--) {
+        assert_int_equal(tcgetattr(terminal.fd, &settings), 0);
+        if (!(settings.c_lflag & ICANON)) return;
+        nanosleep(&pause, NULL);
+    }
+    fail_msg("no line editor after the prompt in '%s'", terminal.text);
 }
 
 static void type(const char *keys)
@@ -560,12 +592,12 @@ static void bench_rows(void **state)
     static const char *const keys[] = {"what",     "device",          "dtype",   "batch",
                                        "prompt",   "generated",       "ms_step", "tok_s",
                                        "gbytes_s", "bandwidth_share", "tflops"};
-    RUN(NULL, "bench", "--json", "--batch", "2", "--prompt", "16", "--generated", "8", "--repeat",
-        "1");
+    RUN(NULL, "bench", "--json", "--batch", "1,2", "--prompt", "16,8", "--generated", "8",
+        "--repeat", "1");
     assert_code(0);
     json_t *json = output_json(), *row;
     size_t i;
-    assert_int_equal(json_array_size(json), 2);
+    assert_int_equal(json_array_size(json), 6); /* 2 prefills, 2 batches after 2 prompts */
     json_array_foreach(json, i, row)
     {
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
@@ -578,6 +610,160 @@ static void bench_rows(void **state)
     json = output_json();
     assert_true(json_array_size(json) >= 2);
     json_decref(json);
+}
+
+/* ---- with a tiny model of tests/data -------------------------------------------------------- */
+
+static const char *tiny_path(void)
+{
+    return data_path("qwen3-tiny");
+}
+
+static void ladder(void **state)
+{
+    (void)state;
+    RUN(NULL, "bench", "ladder", "-m", tiny_path(), "--dry-run");
+    assert_code(0);
+    assert_contains(result.out, "KV cache");
+    assert_null(strstr(result.out, "stage"));
+    RUN_INTO("/dev/full", "bench", "ladder", "-m", tiny_path(), "--prompt", "4", "--generated",
+             "2");
+    assert_code(1);
+    assert_contains(result.err, "No space left");
+}
+
+/* A batch whose standard input neither gives anything nor ends gets the signal. 130, or if the
+ * signal is ignored as under nohup, 0 at the end of input. */
+static void signal_while_waiting(int number, bool ignored)
+{
+    char message[4096] = "";
+    int in[2], err[2], status;
+    size_t had = 0;
+    assert_int_equal(pipe(in) | pipe(err), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        if (ignored) signal(number, SIG_IGN);
+        dup2(in[0], STDIN_FILENO);
+        dup2(err[1], STDERR_FILENO);
+        close(in[1]);
+        execl(program, "linnet", "batch", "-v", "-m", tiny_path(), "-o", work_path, NULL);
+        _exit(99);
+    }
+    close(err[1]);
+    for (ssize_t n = 1; n > 0 && had<sizeof message - 1; had += n> 0 ? (size_t)n : 0) {
+        bool ready = strstr(message, "loaded"); /* -v says so */
+        if (ready && number) kill(pid, number);
+        if (ready && ignored) close(in[1]);
+        if (ready) number = 0;
+        n = read(err[0], message + had, sizeof message - 1 - had);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    close(in[0]), close(err[0]);
+    if (!ignored) close(in[1]);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) != (ignored ? 0 : 130)) fail_msg("%d: %s", status, message);
+    assert_null(strstr(message, "cannot read"));
+    assert_int_equal(access(work_path, F_OK) == 0, ignored);
+    unlink(work_path);
+}
+
+static void interrupted_while_waiting(void **state)
+{
+    (void)state;
+    signal_while_waiting(SIGINT, false);
+    signal_while_waiting(SIGTERM, false);
+    signal_while_waiting(SIGINT, true);
+    signal_while_waiting(SIGHUP, true);
+}
+
+static void chat_commands(void **state)
+{
+    (void)state;
+    char load[200], script[512];
+    RUN("/help\n/tokens\n/stats\n/nothing\n", "chat", "-q", "-m", tiny_path());
+    assert_code(1);
+    assert_contains(result.err, "/regenerate");
+    assert_contains(result.err, "0 of");
+    assert_contains(result.err, "last answer");
+    assert_contains(result.err, "no command '/nothing'");
+    RUN("/set top-p 7\nhello\n/tokens\n", "chat", "-n", "2", "-m", tiny_path());
+    assert_code(1);
+    assert_contains(result.err, "in 2 messages"); /* the refused value did not stay */
+
+    FILE *f = fopen(work_path, "w"); /* a middle system message, and an answer that is too long */
+    assert_non_null(f);
+    fputs("[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"system\", \"content\": \"s\"},"
+          "{\"role\": \"user\", \"content\": \"",
+          f);
+    for (int i = 0; i < 200; i++) fputs("word ", f);
+    fputs("\"}, {\"role\": \"assistant\", \"content\": \"old\"}]", f);
+    fclose(f);
+    snprintf(load, sizeof load, "/load %s\n", work_path);
+    snprintf(script, sizeof script, "%s/regenerate\n/save %s\n/clear\n/tokens\n/load -\n", load,
+             work_path);
+    RUN(script, "chat", "-c", "64", "-m", tiny_path());
+    assert_code(1);
+    assert_contains(result.err, "the old answer stays");
+    assert_contains(result.err, "0 of 64");
+    assert_contains(result.err, "/load -");
+    json_t *saved = load_json(work_path), *messages = json_object_get(saved, "messages");
+    assert_int_equal(json_array_size(messages), 4);
+    json_t *last = json_array_get(messages, 3);
+    assert_string_equal(json_string_value(json_object_get(last, "content")), "old");
+    json_decref(saved);
+    unlink(work_path);
+}
+
+static void check_json(const char *wrong)
+{
+    static const char *const keys[] = {"operation", "device",  "dtype", "shape",
+                                       "max_abs",   "rms_rel", "bound", "pass"};
+    json_t *json = output_json(), *row;
+    size_t i, n_goldens = 0, n_wrong = 0;
+    json_array_foreach(json, i, row)
+    {
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+            assert_non_null(json_object_get(row, keys[k]));
+        const char *operation = json_string_value(json_object_get(row, "operation"));
+        bool pass = json_is_true(json_object_get(row, "pass"));
+        if (!pass && (!wrong || strcmp(operation, wrong) != 0)) fail_msg("%s differs", operation);
+        n_wrong += !pass;
+        n_goldens += strcmp(operation, "golden greedy") == 0;
+    }
+    assert_true(n_goldens > 1);
+    assert_int_equal(n_wrong, wrong ? 1 : 0);
+    json_decref(json);
+}
+
+/* One golden token is changed: that row fails, and the command with it. The right goldens pass. */
+static void check_against_goldens(void **state)
+{
+    (void)state;
+    char command[2048], golden[200], model[200];
+    snprintf(command, sizeof command,
+             "mkdir -p '%s.d/golden' && cp '%s.json' '%s.safetensors' "
+             "'%s.d/golden' && ln -sfn '%s' '%s.d/qwen3-tiny'",
+             work_path, data_path("golden/qwen3-tiny"), data_path("golden/qwen3-tiny"), work_path,
+             tiny_path(), work_path);
+    assert_int_equal(system(command), 0);
+    snprintf(golden, sizeof golden, "%s.d/golden/qwen3-tiny.json", work_path);
+    snprintf(model, sizeof model, "%s.d/qwen3-tiny", work_path);
+    json_t *json = load_json(golden);
+    json_t *prompt = json_array_get(json_object_get(json, "prompts"), 0);
+    json_array_set_new(json_object_get(prompt, "greedy_fp32"), 0, json_integer(0));
+    assert_int_equal(json_dump_file(json, golden, 0), 0);
+    json_decref(json);
+    RUN(NULL, "check", "--json", model);
+    assert_code(1);
+    check_json("golden greedy");
+#ifndef __SANITIZE_ADDRESS__ /* minutes more, for the same code */
+    RUN(NULL, "check", "--json", tiny_path());
+    assert_code(0);
+    check_json(NULL);
+#endif
+    snprintf(command, sizeof command, "rm -r '%s.d'", work_path);
+    assert_int_equal(system(command), 0);
 }
 
 static int prepare(void **state)
@@ -605,6 +791,10 @@ int main(void)
         cmocka_unit_test(usage),
         cmocka_unit_test(generated_texts),
         cmocka_unit_test(missing_files),
+        cmocka_unit_test(ladder),
+        cmocka_unit_test(interrupted_while_waiting),
+        cmocka_unit_test(chat_commands),
+        cmocka_unit_test(check_against_goldens),
     };
     const struct CMUnitTest with_model[] = {
         cmocka_unit_test(capital_of_japan), cmocka_unit_test(streams_alone_on_stdout),

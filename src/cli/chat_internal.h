@@ -15,8 +15,10 @@ struct chat {
     bool failed;         /* something asked for was not done */
 };
 
-/* A dim line on standard error. */
-void chat_say(const struct chat *chat, const char *format, ...)
+/* A dim line on standard error: a fault, or what was asked for. */
+void chat_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same for what --quiet leaves out. */
+void chat_remark(const struct chat *chat, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 linnet_status chat_add(struct chat *chat, const char *role, const char *text, size_t n,
@@ -25,10 +27,11 @@ linnet_status chat_add(struct chat *chat, const char *role, const char *text, si
 const char *chat_role(const struct chat *chat, size_t back);
 void chat_drop_last(struct chat *chat);
 
-/* Answers the last message, which is the user's. */
-void chat_answer(struct chat *chat);
+/* Answers the last message, which is the user's. If there is no answer: false, the conversation is
+ * as it was, and the reason was said, with `consequence` behind it. */
+bool chat_answer(struct chat *chat, const char *consequence);
 
-/* "/name arguments" */
-void chat_command(struct chat *chat, const char *line);
+/* "/name arguments", n bytes with a NUL behind them. */
+void chat_command(struct chat *chat, const char *line, size_t n);
 
 #endif

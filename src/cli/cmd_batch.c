@@ -13,8 +13,10 @@
 
 #include "base/memory.h"
 #include "cli/commands.h"
+#include "cli/input.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cli/session.h"
 
@@ -24,7 +26,7 @@ struct batch;
 struct item {
     struct item *next;
     struct batch *batch;
-    char *custom_id; /* NULL if the line gave none */
+    json_t *custom_id; /* NULL if the line gave none */
     struct openai_request request;
     struct openai_answer *answers; /* prompt by prompt, n each */
     struct openai_part {
@@ -46,9 +48,7 @@ struct batch {
     struct item *first, *last; /* in flight, in input order */
     size_t in_flight, window;
     int64_t line, written, n_failed, bytes_done, bytes_total;
-    int out;
-    const char *out_name;
-    bool interrupted;
+    struct output_file out;
 };
 
 static void on_event(void *user, const linnet_event *event)
@@ -76,7 +76,7 @@ static void item_free(struct item *item)
     openai_request_free(&item->request);
     free(item->answers);
     free(item->parts);
-    free(item->custom_id);
+    json_decref(item->custom_id);
     free(item);
 }
 
@@ -88,20 +88,24 @@ static linnet_status fault(struct item *item, const char *field, const char *mes
     return error_set(&item->fault.error, LINNET_INVALID, "%s", message);
 }
 
+static bool is_text(const json_t *json, const char *text)
+{
+    return json_is_string(json) && json_string_length(json) == strlen(text) &&
+           memcmp(json_string_value(json), text, strlen(text)) == 0;
+}
+
 static linnet_status parse_line(struct item *item, const json_t *line)
 {
-    const json_t *custom_id = json_object_get(line, "custom_id");
-    const char *method = json_string_value(json_object_get(line, "method"));
-    const char *url = json_string_value(json_object_get(line, "url"));
+    json_t *custom_id = json_object_get(line, "custom_id");
+    const json_t *method = json_object_get(line, "method"), *url = json_object_get(line, "url");
     if (!json_is_object(line)) return fault(item, "", "the line is not a JSON object");
-    if (json_is_string(custom_id))
-        item->custom_id = mem_string(json_string_value(custom_id), json_string_length(custom_id));
+    if (json_is_string(custom_id)) item->custom_id = json_incref(custom_id);
     if (!item->custom_id)
         return fault(item, "custom_id", "custom_id: expected a string in every line");
-    if (!method || strcmp(method, "POST") != 0)
-        return fault(item, "method", "method: expected \"POST\"");
-    bool chat = url && strcmp(url, "/v1/chat/completions") == 0;
-    if (!chat && (!url || strcmp(url, "/v1/completions") != 0))
+    if (method && !is_text(method, "POST"))
+        return fault(item, "method", "method: expected \"POST\", or leave the field out");
+    bool chat = is_text(url, "/v1/chat/completions");
+    if (!chat && !is_text(url, "/v1/completions"))
         return fault(item, "url", "url: expected \"/v1/chat/completions\" or \"/v1/completions\"");
     linnet_status status =
         openai_request_parse(item->batch->session.model, chat ? OPENAI_CHAT : OPENAI_COMPLETIONS,
@@ -219,8 +223,7 @@ static linnet_status write_item(struct batch *b, struct item *item, linnet_error
     json_t *body = item->refused ? openai_error(&item->fault)
                                  : openai_response(b->session.model, &item->request, &reply);
     int http = item->refused ? openai_http_status(item->fault.error.status) : 200;
-    json_t *custom_id =
-        item->custom_id ? openai_text(item->custom_id, strlen(item->custom_id)) : json_null();
+    json_t *custom_id = item->custom_id ? json_incref(item->custom_id) : json_null();
     json_t *failure = item->refused ? json_incref(json_object_get(body, "error")) : json_null();
     char number[40];
     snprintf(number, sizeof number, "batch_req_%" PRId64, b->written + 1);
@@ -230,8 +233,8 @@ static linnet_status write_item(struct batch *b, struct item *item, linnet_error
     char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(line);
     if (!text) return error_set(err, LINNET_MEMORY, "out of memory: a line of the output");
-    linnet_status status = output_all(b->out, b->out_name, text, strlen(text), err);
-    if (!status) status = output_all(b->out, b->out_name, "\n", 1, err);
+    linnet_status status = output_all(b->out.fd, b->out.path, text, strlen(text), err);
+    if (!status) status = output_all(b->out.fd, b->out.path, "\n", 1, err);
     free(text);
     b->written++;
     b->n_failed += item->refused;
@@ -263,87 +266,44 @@ static linnet_status drain(struct batch *b, size_t most, linnet_error *err)
 
 /* ---- all of it ----------------------------------------------------------------------------- */
 
-static linnet_status process(struct batch *b, FILE *in, const char *in_name, linnet_error *err)
+static bool is_blank(const char *text, size_t n)
 {
-    char *text = NULL;
-    size_t capacity = 0;
-    ssize_t n = 0;
+    while (n > 0 && strchr(" \t\r\n", text[n - 1]) && text[n - 1]) n--;
+    return n == 0;
+}
+
+static linnet_status process(struct batch *b, struct input_lines *in, const char *in_name,
+                             linnet_error *err)
+{
+    const char *text;
+    size_t n;
+    enum input_result result = INPUT_LINE;
     linnet_status status = LINNET_OK;
-    while (!status && !interrupt_seen() && (n = getline(&text, &capacity, in)) >= 0) {
+    while (!status && !interrupt_seen() && (result = input_line(in, &text, &n)) == INPUT_LINE) {
         b->line++;
-        if (strspn(text, " \t\r\n") == (size_t)n) continue;
-        if (!new_item(b, text, (size_t)n)) status = error_memory(err, "a request", (size_t)n);
+        if (is_blank(text, n)) continue;
+        if (!new_item(b, text, n)) status = error_memory(err, "a request", n);
         if (!status) status = drain(b, b->window - 1, err);
         progress_update(b->bytes_done, b->bytes_total);
     }
-    bool unread = !status && n < 0 && ferror(in);
-    free(text);
-    if (unread) return error_set(err, LINNET_IO, "cannot read %s: %s", in_name, strerror(errno));
     if (!status && interrupt_seen()) status = error_set(err, LINNET_CANCELLED, "interrupted");
+    if (!status && result == INPUT_FAILED)
+        status = error_set(err, LINNET_IO, "cannot read %s: %s", in_name, strerror(errno));
     return status ? status : drain(b, 0, err);
 }
 
-/* Lines go to a file beside the one asked for until all is done; *temporary is its name. Devices
- * and pipes are written as they are. */
-static linnet_status open_output(struct batch *b, const char *path, char **target, char **temporary,
-                                 linnet_error *err)
-{
-    struct stat about;
-    struct strbuf name = {0};
-    b->out = STDOUT_FILENO;
-    b->out_name = "standard output";
-    if (!path || strcmp(path, "-") == 0) return LINNET_OK;
-    b->out_name = path;
-    bool exists = stat(path, &about) == 0;
-    if (exists && !S_ISREG(about.st_mode)) {
-        b->out = open(path, O_WRONLY | O_CLOEXEC);
-        if (b->out >= 0) return LINNET_OK;
-        return error_set(err, LINNET_IO, "cannot open %s: %s", path, strerror(errno));
-    }
-    *target = exists ? realpath(path, NULL) : mem_string(path, strlen(path)); /* keeps links */
-    if (*target) strbuf_format(&name, "%s.XXXXXX", *target);
-    if (!*target || name.failed) return error_memory(err, "a file name", strlen(path));
-    b->out = mkostemp(name.data, O_CLOEXEC);
-    if (b->out < 0) {
-        strbuf_free(&name);
-        return error_set(err, LINNET_IO, "cannot create a file beside %s: %s", path,
-                         strerror(errno));
-    }
-    *temporary = name.data;
-    mode_t mask = umask(0);
-    umask(mask);
-    if (fchmod(b->out, exists ? about.st_mode & 07777 : 0666 & ~mask) == 0) return LINNET_OK;
-    return error_set(err, LINNET_IO, "cannot set the mode of %s: %s", path, strerror(errno));
-}
-
-/* Complete and on the disk, or gone. */
-static linnet_status close_output(struct batch *b, const char *target, const char *temporary,
-                                  linnet_status status, linnet_error *err)
-{
-    if (b->out < 0 || b->out == STDOUT_FILENO) return status;
-    if (!status && temporary && fsync(b->out) != 0)
-        status = error_set(err, LINNET_IO, "cannot write %s: %s", b->out_name, strerror(errno));
-    if (close(b->out) != 0 && !status)
-        status = error_set(err, LINNET_IO, "cannot write %s: %s", b->out_name, strerror(errno));
-    if (!temporary) return status;
-    if (!status && rename(temporary, target) != 0)
-        status = error_set(err, LINNET_IO, "cannot rename %s to %s: %s", temporary, target,
-                           strerror(errno));
-    if (status) unlink(temporary);
-    return status;
-}
-
-static linnet_status work(struct batch *b, const struct options *o, FILE *in, const char *in_name,
-                          linnet_error *err)
+static linnet_status work(struct batch *b, const struct options *o, struct input_lines *in,
+                          const char *in_name, linnet_error *err)
 {
     linnet_engine_options engine = session_engine_options(o);
-    char *target = NULL, *temporary = NULL;
+    bool to_file = o->output && strcmp(o->output, "-") != 0;
     linnet_status status = session_start(&b->session, &engine, err);
     if (status) return status;
     b->window = 4 * (size_t)b->session.plan.max_num_seqs;
     interrupt_catch();
     progress_begin("batch", NULL);
-    status = open_output(b, o->output, &target, &temporary, err);
+    b->out = (struct output_file){.fd = STDOUT_FILENO, .path = "standard output"};
+    if (to_file) status = output_file_open(&b->out, o->output, 0666, err);
     if (!status) status = process(b, in, in_name, err);
     progress_end();
     if (status) { /* what still runs must end before its items go */
@@ -355,10 +315,7 @@ static linnet_status work(struct batch *b, const struct options *o, FILE *in, co
         b->first = item->next;
         item_free(item);
     }
-    status = close_output(b, target, temporary, status, err);
-    free(target);
-    free(temporary);
-    return status;
+    return to_file ? output_file_close(&b->out, status, err) : status;
 }
 
 int command_batch(const struct options *o)
@@ -379,14 +336,14 @@ int command_batch(const struct options *o)
         session_close(&b.session);
         return code;
     }
-    FILE *in = standard ? stdin : fopen(path, "re");
-    if (!in) {
+    struct input_lines in = {.fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC)};
+    if (in.fd < 0) {
         error_set(&err, LINNET_IO, "cannot open %s: %s", path, strerror(errno));
         return output_error(&err);
     }
-    if (fstat(fileno(in), &about) == 0 && S_ISREG(about.st_mode)) b.bytes_total = about.st_size;
+    if (fstat(in.fd, &about) == 0 && S_ISREG(about.st_mode)) b.bytes_total = about.st_size;
     if (session_open(&b.session, o, false, &err) ||
-        work(&b, o, in, standard ? "standard input" : path, &err))
+        work(&b, o, &in, standard ? "standard input" : path, &err))
         code = output_error(&err);
     if (b.n_failed > 0 && code == EXIT_DONE) {
         output_note("linnet: %" PRId64 " of %" PRId64 " requests failed: see \"error\" in their "
@@ -394,7 +351,8 @@ int command_batch(const struct options *o)
                     b.n_failed, b.written);
         code = EXIT_FAILED;
     }
-    if (!standard) fclose(in);
+    input_lines_free(&in);
+    if (!standard) close(in.fd);
     session_close(&b.session);
     return code;
 }

@@ -3,7 +3,6 @@
  * ladder of the design's stages.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -19,8 +18,8 @@ struct bench {
     struct integers prompts, batches;
     double bandwidth; /* bytes a second, measured */
     uint64_t n_prompts_made;
-    json_t *rows; /* with --json */
-    bool titled;
+    json_t *rows;        /* with --json */
+    bool titled, failed; /* failed: could not write a row of the ladder */
 };
 
 static int64_t default_prompts[] = {128, 512}, default_batches[] = {1, 2, 4, 8, 16};
@@ -39,13 +38,14 @@ static int64_t largest(const struct integers *list)
 struct sequence {
     struct measurement *measurement;
     double *times;
-    size_t n;
+    size_t n, n_seen; /* n_seen: of them, up to the step that is looked at */
 };
 
 struct measurement {
     pthread_mutex_t lock;
     struct sequence *sequences;
     size_t n_sequences, n_finished, max_tokens;
+    int64_t prompt_steps; /* in which a part of a prompt was read */
     double prefill_s;
     linnet_error error;
 };
@@ -56,6 +56,7 @@ static void on_event(void *user, const linnet_event *event)
     struct measurement *m = sequence->measurement;
     double now = clock_seconds();
     pthread_mutex_lock(&m->lock);
+    if (event->type == LINNET_EVENT_PROMPT) m->prompt_steps++;
     if (event->type == LINNET_EVENT_TOKEN && sequence->n < m->max_tokens)
         sequence->times[sequence->n++] = now;
     if (event->type == LINNET_EVENT_FINISHED) {
@@ -140,22 +141,39 @@ static double median(double *values, size_t n)
     return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-/* Appends the lengths of those steps in which every sequence was decoding. */
-static size_t step_times(const struct measurement *m, double *out)
+/* The steps in which every sequence was decoding. */
+struct window {
+    double *times; /* how long each took */
+    size_t n;
+    double context; /* tokens that one looked at, of all sequences; summed over the steps */
+};
+
+/* How many tokens of the sequence there were at a time, counted on from n. */
+static size_t tokens_at(const struct sequence *s, size_t n, double time)
+{
+    while (n < s->n && s->times[n] <= time) n++;
+    return n;
+}
+
+static void add_steps(const struct measurement *m, size_t n_prompt, struct window *window)
 {
     double all_began = 0, one_ended = 1e300;
-    size_t n = 0;
     for (size_t i = 0; i < m->n_sequences; i++) {
         const struct sequence *s = &m->sequences[i];
-        if (s->n == 0) return 0;
+        if (s->n == 0) return;
         if (s->times[0] > all_began) all_began = s->times[0];
         if (s->times[s->n - 1] < one_ended) one_ended = s->times[s->n - 1];
     }
     const struct sequence *last = &m->sequences[m->n_sequences - 1];
-    for (size_t i = 1; i < last->n; i++)
-        if (last->times[i - 1] >= all_began && last->times[i] <= one_ended)
-            out[n++] = last->times[i] - last->times[i - 1];
-    return n;
+    for (size_t i = 1; i < last->n; i++) {
+        if (last->times[i - 1] < all_began || last->times[i] > one_ended) continue;
+        window->times[window->n++] = last->times[i] - last->times[i - 1];
+        for (size_t k = 0; k < m->n_sequences; k++) {
+            struct sequence *s = &m->sequences[k];
+            s->n_seen = tokens_at(s, s->n_seen, last->times[i - 1]);
+            window->context += (double)(n_prompt + s->n_seen);
+        }
+    }
 }
 
 /* ---- what a step costs --------------------------------------------------------------------- */
@@ -169,18 +187,11 @@ static double step_flops(const linnet_model_info *m, double tokens, double rows,
     return 2 * tokens * m->n_layers * (layer + 2 * q * context) + 2 * rows * h * m->vocab_size;
 }
 
-/* A decode step reads every weight once (of an embedding that is not also the output matrix only
- * a few rows) and the keys and values of each sequence. */
-static double weights_read(const linnet_model_info *m)
-{
-    double used = step_flops(m, 1, 1, 0) / 2, share = used / (double)m->n_parameters;
-    return (double)m->weight_bytes * (share < 1 ? share : 1);
-}
-
 struct row {
     const char *what;
     int64_t batch, prompt, generated;
-    double step_s, tokens_s, bytes, flops; /* bytes and flops of one step */
+    double step_s, tokens_s;
+    double bytes, flops; /* of one step; it reads every weight that the plan counts once */
 };
 
 static bool show(struct bench *b, const struct row *r)
@@ -216,20 +227,20 @@ static linnet_status prefill(struct bench *b, int64_t n_prompt, struct row *row,
 {
     size_t repeat = (size_t)b->options->repeat;
     double *times = mem_new(repeat, sizeof *times);
+    int64_t steps = 1;
     linnet_status status = LINNET_OK;
     if (!times) return error_memory(err, "the times", repeat * sizeof *times);
     for (size_t i = 0; i < repeat && !status; i++) {
         struct measurement m;
         status = measure(b, 1, (size_t)n_prompt, 1, &m, err);
         times[i] = m.prefill_s;
+        if (m.prompt_steps) steps = m.prompt_steps; /* the same each time */
         measurement_free(&m);
     }
     double total = median(times, repeat);
     free(times);
     if (!status && total <= 0)
         status = error_set(err, LINNET_INTERNAL, "the engine measured no time for a prefill");
-    int64_t budget = b->session.plan.max_num_batched_tokens;
-    int64_t steps = (n_prompt + budget - 1) / budget;
     const linnet_model_info *info = &b->session.info;
     *row = (struct row){
         .what = "prefill",
@@ -237,7 +248,7 @@ static linnet_status prefill(struct bench *b, int64_t n_prompt, struct row *row,
         .prompt = n_prompt,
         .step_s = total / (double)steps,
         .tokens_s = (double)n_prompt / total,
-        .bytes = weights_read(info),
+        .bytes = (double)b->session.plan.weights,
         .flops = step_flops(info, (double)n_prompt, 1, (double)n_prompt / 2) / (double)steps,
     };
     return status;
@@ -255,25 +266,26 @@ static linnet_status decode(struct bench *b, int64_t batch, int64_t n_prompt, st
 {
     int64_t generated = b->options->generated, repeat = b->options->repeat;
     size_t budget = (size_t)b->session.plan.max_num_batched_tokens;
-    size_t most = (size_t)(generated + head_start(batch, n_prompt, (int64_t)budget)), n = 0;
-    double *times = mem_new((size_t)repeat * most, sizeof *times);
+    size_t most = (size_t)(generated + head_start(batch, n_prompt, (int64_t)budget));
+    struct window window = {.times = mem_new((size_t)repeat * most, sizeof(double))};
     linnet_status status = LINNET_OK;
-    if (!times) return error_memory(err, "the times", (size_t)repeat * most * sizeof *times);
+    if (!window.times) return error_memory(err, "the times", (size_t)repeat * most * 8);
     for (int64_t i = 0; i < repeat && !status; i++) {
         struct measurement m;
         status = measure(b, (size_t)batch, (size_t)n_prompt, most, &m, err);
-        if (!status) n += step_times(&m, times + n);
+        if (!status) add_steps(&m, (size_t)n_prompt, &window);
         measurement_free(&m);
     }
-    double step = median(times, n), context = (double)n_prompt + (double)generated / 2;
-    free(times);
+    double step = median(window.times, window.n);
+    double context = window.n ? window.context / (double)window.n : 0; /* of all sequences */
+    free(window.times);
     if (!status && step <= 0)
         status = error_set(err, LINNET_INVALID,
                            "batch %lld: no step had all sequences in it: raise --generated or "
                            "--max-num-seqs",
                            (long long)batch);
     const linnet_model_info *info = &b->session.info;
-    double kv = (double)batch * context * (double)b->session.plan.kv_bytes_per_token;
+    double kv = context * (double)b->session.plan.kv_bytes_per_token;
     *row = (struct row){
         .what = "decode",
         .batch = batch,
@@ -281,8 +293,8 @@ static linnet_status decode(struct bench *b, int64_t batch, int64_t n_prompt, st
         .generated = generated,
         .step_s = step,
         .tokens_s = (double)batch / step,
-        .bytes = weights_read(info) + kv,
-        .flops = step_flops(info, (double)batch, (double)batch, context),
+        .bytes = (double)b->session.plan.weights + kv,
+        .flops = step_flops(info, (double)batch, (double)batch, context / (double)batch),
     };
     return status;
 }
@@ -290,12 +302,10 @@ static linnet_status decode(struct bench *b, int64_t batch, int64_t n_prompt, st
 /* Room for the largest row, unless the user said otherwise. */
 static linnet_status engine_options(struct bench *b, linnet_engine_options *e, linnet_error *err)
 {
-    int64_t batch = largest(&b->batches), first = b->prompts.items[0];
+    int64_t batch = largest(&b->batches), prompt = largest(&b->prompts);
     int64_t budget = e->max_num_batched_tokens ? e->max_num_batched_tokens : 512;
-    int64_t decoding = first + b->options->generated + head_start(batch, first, budget);
-    int64_t longest = largest(&b->prompts) + 1;
+    int64_t longest = prompt + b->options->generated + head_start(batch, prompt, budget);
     linnet_plan plan;
-    if (decoding > longest) longest = decoding;
     if (longest > INT32_MAX / 2)
         return error_set(err, LINNET_TOO_LONG, "a sequence of %lld tokens is too long",
                          (long long)longest);
@@ -305,8 +315,7 @@ static linnet_status engine_options(struct bench *b, linnet_engine_options *e, l
     if (e->kv_cache_memory) return LINNET_OK;
     linnet_status status = linnet_engine_plan(b->session.model, e, &plan, err);
     if (status) return status;
-    int64_t tokens = batch * (decoding + plan.block_tokens), least = longest + plan.block_tokens;
-    e->kv_cache_memory = (tokens > least ? tokens : least) * plan.kv_bytes_per_token;
+    e->kv_cache_memory = batch * (longest + plan.block_tokens) * plan.kv_bytes_per_token;
     return LINNET_OK;
 }
 
@@ -320,13 +329,14 @@ static int speeds(struct bench *b)
     if (!status) status = session_start(&b->session, &engine, &err);
     if (status) return output_error(&err);
     b->bandwidth = linnet_measure_bandwidth(b->options->device, b->session.plan.threads);
-    size_t n = b->prompts.n + b->batches.n;
-    for (size_t i = 0; i < n; i++) {
+    size_t n = b->prompts.n * (1 + b->batches.n);
+    for (size_t i = 0; i < n; i++) { /* prefill of each prompt, then each batch after each prompt */
         struct row row = {0};
+        int64_t prompt = b->prompts.items[i % b->prompts.n];
         if (i < b->prompts.n)
-            status = prefill(b, b->prompts.items[i], &row, &err);
+            status = prefill(b, prompt, &row, &err);
         else
-            status = decode(b, b->batches.items[i - b->prompts.n], b->prompts.items[0], &row, &err);
+            status = decode(b, b->batches.items[i / b->prompts.n - 1], prompt, &row, &err);
         if (status) return output_error(&err);
         if (!show(b, &row)) return EXIT_FAILED;
     }
@@ -339,10 +349,11 @@ static void on_stage(void *user, const linnet_ladder_row *stage)
 {
     struct bench *b = user;
     double rate = stage->seconds > 0 ? stage->n_tokens / stage->seconds : 0;
+    if (b->failed) return; /* said once is enough */
     if (b->rows) {
-        json_array_append_new(b->rows,
-                              json_pack("{s:s,s:i,s:f,s:f}", "stage", stage->stage, "n_tokens",
-                                        stage->n_tokens, "seconds", stage->seconds, "tok_s", rate));
+        json_t *row = json_pack("{s:s,s:i,s:f,s:f}", "stage", stage->stage, "n_tokens",
+                                stage->n_tokens, "seconds", stage->seconds, "tok_s", rate);
+        b->failed = json_array_append_new(b->rows, row) != 0;
         return;
     }
     struct strbuf line = {0};
@@ -351,7 +362,7 @@ static void on_stage(void *user, const linnet_ladder_row *stage)
     b->titled = true;
     strbuf_format(&line, "%-28s %8d %9.3f %10.1f\n", stage->stage, stage->n_tokens, stage->seconds,
                   rate);
-    output_strbuf(&line);
+    b->failed = !output_strbuf(&line);
 }
 
 static int ladder(struct bench *b)
@@ -362,10 +373,11 @@ static int ladder(struct bench *b)
     int64_t tokens = o->given[OPTION_GENERATED] ? o->generated : TOKENS;
     linnet_engine_options engine = session_engine_options(o);
     linnet_error err;
+    if (o->dry_run) return session_dry_run(&b->session, &engine);
     if (linnet_ladder(b->session.model, &engine, (int32_t)prompt, (int32_t)tokens, on_stage, b,
                       &err))
         return output_error(&err);
-    return EXIT_DONE;
+    return b->failed ? EXIT_FAILED : EXIT_DONE;
 }
 
 int command_bench(const struct options *o)
@@ -373,11 +385,9 @@ int command_bench(const struct options *o)
     struct bench b = {.options = o, .prompts = o->prompt, .batches = o->batch};
     linnet_error err;
     bool stages = o->arguments.n > 0;
-    if (stages && strcmp(o->arguments.items[0], "ladder") != 0)
-        return output_usage("unknown bench '%s': did you mean 'ladder'?", o->arguments.items[0]);
-    if (o->model && o->random) return output_usage("--model and --random: which one?");
     if (!b.prompts.n) b.prompts = (struct integers){default_prompts, 2};
     if (!b.batches.n) b.batches = (struct integers){default_batches, 5};
+    while (o->max_num_seqs && largest(&b.batches) > o->max_num_seqs) b.batches.n--; /* ascending */
     if (session_open(&b.session, o, false, &err)) {
         int code = output_error(&err);
         session_close(&b.session);

@@ -11,16 +11,29 @@ static const char prompt_sign[] = "\1\033[1m\1>\1\033[0m\1 ",
                   more_sign[] = "\1\033[2m\1.\1\033[0m\1 ";
 static const char plain_sign[] = "> ", plain_more[] = ". ";
 
-void chat_say(const struct chat *chat, const char *format, ...)
+static void say(const char *format, va_list args)
+{
+    bool dim = isatty(STDERR_FILENO);
+    if (dim) fputs("\033[2m", stderr);
+    vfprintf(stderr, format, args);
+    fputs(dim ? "\033[0m\n" : "\n", stderr);
+}
+
+void chat_say(const char *format, ...)
 {
     va_list args;
-    bool dim = isatty(STDERR_FILENO);
-    if (chat->options.quiet) return;
-    if (dim) fputs("\033[2m", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    say(format, args);
     va_end(args);
-    fputs(dim ? "\033[0m\n" : "\n", stderr);
+}
+
+void chat_remark(const struct chat *chat, const char *format, ...)
+{
+    va_list args;
+    if (chat->options.quiet) return;
+    va_start(args, format);
+    say(format, args);
+    va_end(args);
 }
 
 linnet_status chat_add(struct chat *chat, const char *role, const char *text, size_t n,
@@ -64,15 +77,14 @@ static void after_answer(struct chat *chat, const struct exchange *x)
     exchange_speed(x, &chat->speed);
     int32_t used = a->prompt_tokens + a->completion_tokens;
     if (x->interrupted)
-        chat_say(chat, "(stopped; what there is stays in the conversation)");
+        chat_remark(chat, "(stopped; what there is stays in the conversation)");
     else if (a->finish == LINNET_FINISH_LENGTH && used >= chat->session.plan.max_model_len)
-        chat_say(chat,
-                 "(the context of %d tokens is full: /clear begins anew, /undo takes a turn back)",
+        chat_say("(the context of %d tokens is full: /clear begins anew, /undo takes a turn back)",
                  chat->session.plan.max_model_len);
     else if (a->finish == LINNET_FINISH_LENGTH)
-        chat_say(chat, "(cut at --max-tokens %d: /set max-tokens N changes it)",
-                 a->completion_tokens);
-    if (chat->options.verbose) chat_say(chat, "%s", strbuf_cstr(&chat->speed));
+        chat_remark(chat, "(cut at --max-tokens %d: /set max-tokens N changes it)",
+                    a->completion_tokens);
+    if (chat->options.verbose) chat_remark(chat, "%s", strbuf_cstr(&chat->speed));
 }
 
 static linnet_status ask(struct chat *chat, const int32_t *ids, size_t n, linnet_error *err)
@@ -105,8 +117,7 @@ static linnet_status ask(struct chat *chat, const int32_t *ids, size_t n, linnet
     return status;
 }
 
-/* The last message is the user's; on failure it is taken back, so that nothing is half there. */
-void chat_answer(struct chat *chat)
+bool chat_answer(struct chat *chat, const char *consequence)
 {
     linnet_error err;
     int32_t *ids = NULL;
@@ -116,15 +127,11 @@ void chat_answer(struct chat *chat)
                          "'linnet run --raw' lets it continue a text", &ids, &n, &err);
     if (!status) status = ask(chat, ids, n, &err);
     linnet_free(ids);
-    if (!status) return;
-    chat_drop_last(chat);
+    if (!status) return true;
     if (status != LINNET_CANCELLED) chat->failed = true;
-    if (status == LINNET_TOO_LONG)
-        chat_say(chat,
-                 "%s; your message was not added: /clear begins anew, /undo takes a turn back",
-                 err.message);
-    else
-        chat_say(chat, "%s; your message was not added", err.message);
+    chat_say("%s; %s%s", err.message, consequence,
+             status == LINNET_TOO_LONG ? ": /clear begins anew, /undo takes a turn back" : "");
+    return false;
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -168,8 +175,8 @@ static enum line_result read_message(struct chat *chat, struct strbuf *out)
 
 static void banner(const struct chat *chat)
 {
-    chat_say(chat, "%s, context of %d tokens. /help lists the commands, Ctrl-D leaves.",
-             chat->session.info.name, chat->session.plan.max_model_len);
+    chat_remark(chat, "%s, context of %d tokens. /help lists the commands, Ctrl-D leaves.",
+                chat->session.info.name, chat->session.plan.max_model_len);
 }
 
 static void handle(struct chat *chat, const struct strbuf *message)
@@ -177,17 +184,17 @@ static void handle(struct chat *chat, const struct strbuf *message)
     linnet_error err;
     const char *text = strbuf_cstr(message);
     if (message->failed) {
-        chat_say(chat, "out of memory: the message is too long");
+        chat_say("out of memory: the message is too long");
         chat->failed = true;
-    } else if (text[0] == '/' && message->size > 1 && !strchr(text, '\n')) {
-        chat_command(chat, text);
-    } else if (text[strspn(text, " \t\r\n")]) {
+    } else if (text[0] == '/' && message->size > 1 && !memchr(text, '\n', message->size)) {
+        chat_command(chat, text, message->size);
+    } else if (strspn(text, " \t\r\n") < message->size) {
         if (chat_add(chat, "user", text, message->size, &err)) {
-            chat_say(chat, "%s", err.message);
+            chat_say("%s", err.message);
             chat->failed = true;
-            return;
+        } else if (!chat_answer(chat, "your message was not added")) {
+            chat_drop_last(chat);
         }
-        chat_answer(chat);
     }
 }
 
@@ -201,7 +208,7 @@ static int converse(struct chat *chat)
         if (result == LINE_INTERRUPTED) {
             interrupted = !lines_interactive(chat->lines);
             if (interrupted) break;
-            chat_say(chat, "\n(Ctrl-D or /quit leaves)");
+            chat_remark(chat, "\n(Ctrl-D or /quit leaves)");
             continue;
         }
         handle(chat, &message);

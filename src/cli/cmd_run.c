@@ -20,7 +20,7 @@ static linnet_status chat_prompt(const struct session *s, const struct strbuf *t
     json_t *instructions = system ? json_string(system) : NULL;
     linnet_status status = LINNET_OK;
     if (!content || (system && !instructions))
-        status = error_set(err, LINNET_INVALID, "the prompt is not valid UTF-8 text");
+        status = error_set(err, LINNET_FORMAT, "the prompt is not valid UTF-8 text");
     if (instructions)
         json_array_append_new(messages,
                               json_pack("{s:s,s:O}", "role", "system", "content", instructions));
@@ -71,12 +71,6 @@ static linnet_status make_prompt(const struct session *s, struct strbuf *text,
 
 /* ---- printing ------------------------------------------------------------------------------ */
 
-/* JSON has no infinity; -9999 is what servers say in its place. */
-static json_t *logprob_json(float logprob)
-{
-    return json_real(logprob >= -9999 ? (double)logprob : -9999.0);
-}
-
 static json_t *logprobs_json(const struct openai_answer *a)
 {
     json_t *list = json_array();
@@ -85,9 +79,9 @@ static json_t *logprobs_json(const struct openai_answer *a)
         json_t *top = json_array();
         for (size_t k = token->first_top; k < token->first_top + token->n_top; k++)
             json_array_append_new(
-                top, json_pack("[i,o]", a->top[k].id, logprob_json(a->top[k].logprob)));
+                top, json_pack("[i,o]", a->top[k].id, openai_logprob(a->top[k].logprob)));
         json_array_append_new(list, json_pack("{s:i,s:o,s:o}", "id", token->id, "logprob",
-                                              logprob_json(token->logprob), "top", top));
+                                              openai_logprob(token->logprob), "top", top));
     }
     return list;
 }
@@ -216,17 +210,13 @@ int command_run(const struct options *o, double started)
     struct strbuf text = {0};
     linnet_error err;
     linnet_engine_options engine = session_engine_options(o);
-    if (o->given[OPTION_PROMPT_IDS] && (o->arguments.n || o->file))
-        return output_usage("--prompt-ids is the prompt: leave the text out");
-    if (o->given[OPTION_LOGPROBS] && !o->json)
-        return output_usage("--logprobs needs --json, which shows them");
     if (!o->given[OPTION_PROMPT_IDS] && !o->dry_run) {
         linnet_status status = input_text(o, &text, &err);
         if (status) {
             strbuf_free(&text);
-            return status == LINNET_INVALID ? output_usage("%s", err.message) : output_error(&err);
+            return output_error(&err);
         }
-        if (!o->raw && (o->file || !o->arguments.n)) drop_line_end(&text);
+        if (!o->raw && input_is_file(o)) drop_line_end(&text);
     }
     int code;
     if (session_open(&s, o, false, &err))

@@ -49,7 +49,11 @@ static int decode(const struct session *s, const struct strbuf *text)
     linnet_error err;
     char *decoded = NULL;
     size_t size;
-    if (options_integers(strbuf_cstr(text), "--decode", 0, INT32_MAX, &numbers, &err))
+    if (memchr(strbuf_cstr(text), 0, text->size))
+        return output_usage("--decode: expected numbers, found the character U+0000");
+    if (strspn(strbuf_cstr(text), " \t\r\n[]") == text->size)
+        numbers = (struct integers){0};
+    else if (options_integers(strbuf_cstr(text), "--decode", 0, INT32_MAX, &numbers, &err))
         return output_usage("%s", err.message);
     int32_t *ids = mem_new(numbers.n, sizeof *ids);
     linnet_status status = LINNET_OK;
@@ -75,7 +79,7 @@ static int render(const struct session *s, const struct strbuf *text)
     json_t *json = json_loadb(strbuf_cstr(text), text->size, JSON_ALLOW_NUL, &where);
     linnet_error err;
     if (!json) {
-        error_set(&err, LINNET_INVALID, "--chat: expected JSON, line %d: %s", where.line,
+        error_set(&err, LINNET_FORMAT, "--chat: expected JSON, line %d: %s", where.line,
                   where.text);
         return output_error(&err);
     }
@@ -83,21 +87,22 @@ static int render(const struct session *s, const struct strbuf *text)
     char *request = json_dumps(json, JSON_COMPACT), *rendered = NULL;
     json_decref(json);
     int32_t *ids = NULL;
-    size_t n = 0;
+    size_t n = 0, size = 0;
     linnet_status status =
-        request
-            ? linnet_chat_tokenize(s->model, request, strlen(request), &rendered, &ids, &n, &err)
-            : error_set(&err, LINNET_MEMORY, "out of memory: the messages as JSON");
+        request ? linnet_chat_tokenize(s->model, request, strlen(request), &rendered, &size, &ids,
+                                       &n, &err)
+                : error_set(&err, LINNET_MEMORY, "out of memory: the messages as JSON");
     free(request);
+    if (status == LINNET_INVALID) err.status = LINNET_FORMAT; /* the text is wrong, not the usage */
     if (status) return output_error(&err);
     bool good;
     if (s->options->json) {
-        good = output_json(json_pack("{s:o,s:o}", "text", openai_text(rendered, strlen(rendered)),
-                                     "ids", ids_json(ids, n)),
-                           0);
+        good = output_json(
+            json_pack("{s:o,s:o}", "text", openai_text(rendered, size), "ids", ids_json(ids, n)),
+            0);
     } else {
         struct strbuf out = {0};
-        strbuf_text(&out, rendered);
+        strbuf_append(&out, rendered, size);
         strbuf_text(&out, "\n");
         ids_text(ids, n, &out);
         good = output_strbuf(&out);
@@ -126,13 +131,9 @@ int command_tokenize(const struct options *o)
     struct session s = {0};
     struct strbuf text = {0};
     linnet_error err;
-    if (o->decode && o->chat) return output_usage("--decode and --chat: which one?");
-    if (o->model && o->tokenizer) return output_usage("--model and --tokenizer: which one?");
     linnet_status status = read_text(o, &text, &err);
     int code = EXIT_DONE;
-    if (status == LINNET_INVALID)
-        code = output_usage("%s", err.message);
-    else if (status || session_open(&s, o, false, &err))
+    if (status || session_open(&s, o, false, &err))
         code = output_error(&err);
     else
         code = o->decode ? decode(&s, &text) : o->chat ? render(&s, &text) : encode(&s, &text);

@@ -191,50 +191,96 @@ static void case_pattern(const struct option_spec *spec, struct strbuf *out)
     if (spec->letter) strbuf_format(out, "|-%c", spec->letter);
 }
 
-void help_bash(struct strbuf *out)
+/* Words that compgen offers; names may have blanks in them. */
+static void bash_words(const char *compgen, struct strbuf *out)
 {
-    strbuf_text(out, "# bash completion for linnet; made from its option table\n_linnet()\n{\n"
-                     "    local current=${COMP_WORDS[COMP_CWORD]} "
-                     "previous=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]}\n"
-                     "    case $previous in\n");
+    strbuf_format(out, "mapfile -t COMPREPLY < <(compgen %s -- \"$current\")", compgen);
+}
+
+/* Finds the command: the first word that is neither an option nor an option's value. */
+static void bash_find_command(struct strbuf *out)
+{
+    strbuf_text(out, "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
+                     "        case ${COMP_WORDS[i]} in\n        =) ((i++));;\n        ");
+    const char *bar = "";
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        if (option_table[i].kind == OPTION_KIND_FLAG) continue;
+        strbuf_text(out, bar);
+        case_pattern(&option_table[i], out);
+        bar = "|";
+    }
+    strbuf_text(out, ") [[ ${COMP_WORDS[i+1]} == = ]] || ((i++));;\n        -*) ;;\n"
+                     "        *) command=${COMP_WORDS[i]}; break;;\n        esac\n    done\n");
+}
+
+static void bash_values(struct strbuf *out)
+{
+    strbuf_text(out, "    case $previous in\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const struct option_spec *spec = &option_table[i];
         if (spec->kind == OPTION_KIND_FLAG) continue;
         strbuf_text(out, "    ");
         case_pattern(spec, out);
+        strbuf_text(out, ") ");
         if (is_file(spec)) {
-            strbuf_text(out, ") COMPREPLY=($(compgen -f -- \"$current\")); return;;\n");
+            bash_words("-f", out);
+            strbuf_text(out, "; ");
         } else if (spec->choices) {
-            strbuf_text(out, ") COMPREPLY=($(compgen -W '");
-            choices(spec->choices, " ", out);
-            strbuf_text(out, "' -- \"$current\")); return;;\n");
-        } else {
-            strbuf_text(out, ") return;;\n");
+            struct strbuf words = {0};
+            strbuf_text(&words, "-W '");
+            choices(spec->choices, " ", &words);
+            strbuf_text(&words, "'");
+            bash_words(strbuf_cstr(&words), out);
+            strbuf_text(out, "; ");
+            strbuf_free(&words);
         }
+        strbuf_text(out, "return;;\n");
     }
-    strbuf_text(out, "    esac\n    local options=\n    case $command in\n");
+    strbuf_text(out, "    esac\n");
+}
+
+static void bash_options(enum command command, struct strbuf *out)
+{
+    const char *blank = "";
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        if (command != COMMAND_NONE && !offers(&option_table[i], command)) continue;
+        strbuf_format(out, "%s--%s", blank, option_table[i].name);
+        blank = " ";
+    }
+}
+
+void help_bash(struct strbuf *out)
+{
+    strbuf_text(out, "# bash completion for linnet; made from its option table\n_linnet()\n{\n"
+                     "    local current=${COMP_WORDS[COMP_CWORD]} "
+                     "previous=${COMP_WORDS[COMP_CWORD-1]} command= options= i\n"
+                     "    [[ $current == = ]] && current=\n"
+                     "    [[ $previous == = ]] && previous=${COMP_WORDS[COMP_CWORD-2]}\n");
+    bash_find_command(out);
+    bash_values(out);
+    strbuf_text(out, "    case $command in\n");
     for (int c = 0; c < COMMAND_COUNT; c++) {
         if (command_table[c].hidden) continue;
         strbuf_format(out, "    %s) options='", command_table[c].name);
-        const char *blank = "";
-        for (int i = 0; i < OPTION_COUNT; i++) {
-            if (!offers(&option_table[i], (enum command)c)) continue;
-            strbuf_format(out, "%s--%s", blank, option_table[i].name);
-            blank = " ";
-        }
+        bash_options((enum command)c, out);
         strbuf_text(out, "';;\n");
     }
-    strbuf_text(out, "    *) options='--help --version';;\n    esac\n"
-                     "    if [[ $COMP_CWORD -eq 1 && $current != -* ]]; then\n"
-                     "        COMPREPLY=($(compgen -W '");
+    strbuf_text(out, "    *) options='");
+    bash_options(COMMAND_NONE, out);
+    strbuf_text(out, "';;\n    esac\n    if [[ $current == -* ]]; then\n        ");
+    bash_words("-W \"$options\"", out);
+    strbuf_text(out, "\n    elif [[ -z $command ]]; then\n        ");
+    struct strbuf names = {0};
+    strbuf_text(&names, "-W '");
     for (int c = 0; c < COMMAND_COUNT; c++)
         if (!command_table[c].hidden)
-            strbuf_format(out, "%s%s", c ? " " : "", command_table[c].name);
-    strbuf_text(out, "' -- \"$current\"))\n"
-                     "    elif [[ $current == -* ]]; then\n"
-                     "        COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
-                     "    else\n        COMPREPLY=($(compgen -f -- \"$current\"))\n    fi\n}\n"
-                     "complete -o filenames -F _linnet linnet\n");
+            strbuf_format(&names, "%s%s", c ? " " : "", command_table[c].name);
+    strbuf_text(&names, "'");
+    bash_words(strbuf_cstr(&names), out);
+    strbuf_free(&names);
+    strbuf_text(out, "\n    else\n        ");
+    bash_words("-f", out);
+    strbuf_text(out, "\n    fi\n}\ncomplete -o filenames -F _linnet linnet\n");
 }
 
 /* Inside '...[help]...' of _arguments: no quote, bracket or colon may stay as it is. */

@@ -9,6 +9,7 @@
 #include <wchar.h>
 
 #include "base/memory.h"
+#include "cli/input.h"
 #include "cli/interrupt.h"
 
 #ifdef LINNET_HAVE_EDIT
@@ -17,8 +18,7 @@
 
 struct lines {
     bool interactive;
-    char *plain; /* without an editor: the line as read */
-    size_t plain_capacity;
+    struct input_lines plain; /* without an editor */
 #ifdef LINNET_HAVE_EDIT
     EditLine *editor;
     History *history;
@@ -40,15 +40,13 @@ bool lines_history_path(struct strbuf *out)
 static enum line_result read_plain(struct lines *lines, const char *prompt, struct strbuf *out)
 {
     if (lines->interactive) fputs(prompt, stderr);
-    errno = 0;
-    ssize_t n = getline(&lines->plain, &lines->plain_capacity, stdin);
-    if (interrupt_seen()) {
-        clearerr(stdin);
-        return LINE_INTERRUPTED;
-    }
-    if (n < 0) return LINE_END;
-    while (n > 0 && (lines->plain[n - 1] == '\n' || lines->plain[n - 1] == '\r')) n--;
-    strbuf_append(out, lines->plain, (size_t)n);
+    const char *text;
+    size_t n;
+    enum input_result result = input_line(&lines->plain, &text, &n);
+    if (result == INPUT_INTERRUPTED) return LINE_INTERRUPTED;
+    if (result != INPUT_LINE) return LINE_END;
+    while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--;
+    strbuf_append(out, text, n);
     return LINE_READ;
 }
 
@@ -71,8 +69,12 @@ static int read_character(EditLine *editor, wchar_t *out)
     (void)editor;
     for (;;) {
         char byte;
+        if (!interrupt_await_input(STDIN_FILENO)) {
+            errno = EINTR;
+            return -1;
+        }
         ssize_t n = read(STDIN_FILENO, &byte, 1);
-        if (n < 0 && errno == EINTR && !interrupt_seen()) continue;
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (n <= 0) return (int)n;
         size_t used = mbrtowc(out, &byte, 1, &state);
         if (used == (size_t)-2) continue; /* the character goes on */
@@ -147,6 +149,7 @@ struct lines *lines_open(const char *history_path)
     struct lines *lines = mem_new(1, sizeof *lines);
     if (!lines) return NULL;
     lines->interactive = isatty(STDIN_FILENO);
+    lines->plain.fd = STDIN_FILENO;
 #ifdef LINNET_HAVE_EDIT
     if (lines->interactive && isatty(STDOUT_FILENO)) open_editor(lines, history_path);
 #else
@@ -176,6 +179,6 @@ void lines_close(struct lines *lines)
     if (lines->history) history_end(lines->history);
     free(lines->history_path);
 #endif
-    free(lines->plain);
+    input_lines_free(&lines->plain);
     free(lines);
 }

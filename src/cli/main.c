@@ -74,7 +74,9 @@ int main(int argc, char **argv)
     if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
     interrupt_setup();
     int code = EXIT_USAGE;
-    if (options_parse(argc, argv, &options, &err)) {
+    linnet_status status = options_parse(argc, argv, &options, &err);
+    if (!status && !options.help && !options.version) status = options_check(&options, &err);
+    if (status) {
         output_usage("%s", err.message);
     } else {
         progress_enable(!options.quiet);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/limits.h"
 #include "base/memory.h"
 
 enum { LONGEST_NAME = 48 };
@@ -104,12 +105,11 @@ static linnet_status out_of_range(const char *what, const struct option_spec *sp
                                   const char *text, linnet_error *err)
 {
     const char *kind = spec->kind == OPTION_KIND_NUMBER ? "a number" : "a whole number";
-    const char *from = spec->above_min ? "above" : "from", *to = spec->above_min ? "up to" : "to";
     if (spec->max >= 0x1p62)
-        return error_set(err, LINNET_INVALID, "%s: expected %s %s %.10g, found '%s'", what, kind,
-                         from, spec->min, text);
-    return error_set(err, LINNET_INVALID, "%s: expected %s %s %.10g %s %.10g, found '%s'", what,
-                     kind, from, spec->min, to, spec->max, text);
+        return error_set(err, LINNET_INVALID, "%s: expected %s from %.10g, found '%s'", what, kind,
+                         spec->min, text);
+    return error_set(err, LINNET_INVALID, "%s: expected %s from %.10g to %.10g, found '%s'", what,
+                     kind, spec->min, spec->max, text);
 }
 
 static bool parse_integer(const char *text, const char **end, int64_t *out)
@@ -125,22 +125,23 @@ static bool parse_integer(const char *text, const char **end, int64_t *out)
 
 static bool in_range(const struct option_spec *spec, double value)
 {
-    return value >= spec->min && value <= spec->max && !(spec->above_min && value == spec->min);
+    return value >= spec->min && value <= spec->max;
 }
 
 bool options_size(const char *text, int64_t *bytes)
 {
-    static const char units[] = "KMGT";
+    static const char units[] = "kKmMgGtT"; /* each in both cases */
     char *end;
+    if (*text < '0' || *text > '9') return false;
     errno = 0;
     double value = strtod(text, &end);
     if (end == text || errno || !isfinite(value) || value < 0) return false;
-    const char *unit = *end ? strchr(units, *end & ~0x20) : NULL;
+    const char *unit = *end ? strchr(units, *end) : NULL;
     if (unit) {
-        for (const char *u = units; u <= unit; u++) value *= 1024;
+        for (const char *u = units; u <= unit; u += 2) value *= 1024;
         end++;
     }
-    if (*end == 'i' && unit) end++;
+    if (unit && *end == 'i') end++;
     if (*end == 'b' || *end == 'B') end++;
     if (*end || value >= 0x1p62) return false;
     *bytes = (int64_t)value;
@@ -202,6 +203,18 @@ static linnet_status append_text(struct texts *list, const char *text, linnet_er
     return LINNET_OK;
 }
 
+static linnet_status add_stop(struct texts *list, const char *what, const char *text,
+                              linnet_error *err)
+{
+    if (!*text)
+        return error_set(err, LINNET_INVALID, "%s: expected a text of at least one character",
+                         what);
+    if (list->n == LIMIT_STOPS)
+        return error_set(err, LINNET_INVALID, "%s: expected at most %d of them", what, LIMIT_STOPS);
+    return append_text(list, text, err);
+}
+
+/* Nothing changes on failure. */
 static linnet_status store(struct options *options, enum option_id id, const char *what,
                            const char *text, linnet_error *err)
 {
@@ -209,7 +222,7 @@ static linnet_status store(struct options *options, enum option_id id, const cha
     void *field = (char *)options + spec->offset;
     const char *end = "";
     int64_t integer;
-    options->given[id] = true;
+    struct integers list;
     switch (spec->kind) {
     case OPTION_KIND_FLAG: *(bool *)field = true; break;
     case OPTION_KIND_INTEGER:
@@ -239,11 +252,16 @@ static linnet_status store(struct options *options, enum option_id id, const cha
         break;
     case OPTION_KIND_TEXT:
     case OPTION_KIND_FILE: *(const char **)field = text; break;
-    case OPTION_KIND_TEXTS: return append_text(field, text, err);
+    case OPTION_KIND_TEXTS:
+        if (add_stop(field, what, text, err)) return err->status;
+        break;
     case OPTION_KIND_INTEGERS:
+        if (options_integers(text, what, spec->min, spec->max, &list, err)) return err->status;
         free(((struct integers *)field)->items);
-        return options_integers(text, what, spec->min, spec->max, field, err);
+        *(struct integers *)field = list;
+        break;
     }
+    options->given[id] = true;
     return LINNET_OK;
 }
 
@@ -375,7 +393,12 @@ linnet_status options_assign(struct options *options, const char *name, const ch
     int id = find_long(name, strlen(name));
     if (id < 0 || !belongs(&option_table[id], options->command))
         return unknown_option(name, options->command, err);
-    return store(options, (enum option_id)id, name, text, err);
+    /* Lists are refused before they are touched, and are never what makes options_check fail. */
+    struct options changed = *options;
+    linnet_status status = store(&changed, (enum option_id)id, name, text, err);
+    if (!status) status = options_check(&changed, err);
+    if (!status) *options = changed;
+    return status;
 }
 
 void options_free(struct options *options)

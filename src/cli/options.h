@@ -134,7 +134,6 @@ struct option_spec {
     const char *argument; /* what help calls the value */
     const char *choices;  /* "a|b|c"; ":N" at the end of one stands for a colon and a number */
     double min, max;      /* of numbers, and of each in a list */
-    bool above_min;       /* min itself is not allowed */
     unsigned commands;    /* bit 1 << enum command */
     size_t offset;        /* in struct options */
     const char *help;
@@ -148,8 +147,12 @@ extern const struct option_spec option_table[OPTION_COUNT];
 linnet_status options_parse(int argc, char **argv, struct options *options, linnet_error *err);
 void options_free(struct options *options);
 
-/* Sets one option of `command` by its long name, as if it stood on the command line. The text must
- * live as long as the options do. */
+/* Which options go together, and which leave one another without a meaning; for once all are read.
+ */
+linnet_status options_check(const struct options *options, linnet_error *err);
+
+/* Sets one option of `command` by its long name, as if it stood on the command line. Nothing
+ * changes on failure. The text must live as long as the options do. */
 linnet_status options_assign(struct options *options, const char *name, const char *text,
                              linnet_error *err);
 

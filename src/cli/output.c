@@ -1,6 +1,7 @@
 #include "cli/output.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,11 @@ linnet_status output_all(int fd, const char *what, const void *bytes, size_t n, 
     for (const char *p = bytes; n > 0;) {
         ssize_t done = write(fd, p, n);
         if (done < 0 && errno == EINTR) continue;
+        if (done < 0 && errno == EAGAIN) { /* whoever shares the stream wants it so: wait */
+            struct pollfd room = {fd, POLLOUT, 0};
+            poll(&room, 1, -1);
+            continue;
+        }
         if (done <= 0)
             return error_set(err, LINNET_IO, "cannot write to %s: %s", what, strerror(errno));
         p += done;
@@ -67,7 +73,11 @@ int output_error(const linnet_error *err)
 {
     progress_end();
     fprintf(stderr, "linnet: %s\n", err->message);
-    return err->status == LINNET_CANCELLED ? EXIT_INTERRUPTED : EXIT_FAILED;
+    switch (err->status) {
+    case LINNET_CANCELLED: return EXIT_INTERRUPTED;
+    case LINNET_INVALID: return EXIT_USAGE;
+    default: return EXIT_FAILED;
+    }
 }
 
 int output_usage(const char *format, ...)

@@ -16,11 +16,7 @@ linnet_status session_open(struct session *s, const struct options *options, boo
     double begun = clock_seconds();
     const char *path = options->model;
     linnet_status status;
-    if (positional && options->arguments.n) {
-        if (path)
-            return error_set(err, LINNET_INVALID, "a model as argument and --model: which one?");
-        path = options->arguments.items[0];
-    }
+    if (positional && options->arguments.n) path = options->arguments.items[0];
     if (options->tokenizer)
         status = linnet_model_open_tokenizer(options->tokenizer, &s->model, err);
     else if (options->random)
@@ -150,7 +146,8 @@ linnet_status session_chat_ids(const struct session *s, json_t *messages, const 
     char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
     json_decref(request);
     if (!text) return error_set(err, LINNET_MEMORY, "out of memory: the messages as JSON");
-    linnet_status status = linnet_chat_tokenize(s->model, text, strlen(text), NULL, ids, n, err);
+    linnet_status status =
+        linnet_chat_tokenize(s->model, text, strlen(text), NULL, NULL, ids, n, err);
     free(text);
     return status;
 }

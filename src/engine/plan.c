@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/limits.h"
 #include "base/threads.h"
 #include "engine/api_internal.h"
 #include "model/decoder.h"
@@ -9,8 +10,6 @@
 enum {
     DEFAULT_SEQS = 64,
     DEFAULT_BATCHED_TOKENS = 512,
-    MAX_SEQS = 4096,
-    MAX_BATCHED_TOKENS = 1 << 18,
     MAX_BLOCKS = INT32_MAX / BLOCK_TOKENS, /* slots are 32-bit numbers */
     TOKENS_PER_SEQ = 1024                  /* for which the cache has room by default */
 };
@@ -59,11 +58,11 @@ static linnet_status check_option(const char *name, int64_t value, int64_t high,
 static linnet_status check_options(const linnet_engine_options *o, const struct model_config *c,
                                    linnet_error *err)
 {
-    linnet_status status = check_option("threads", o->threads, 1024, err);
-    if (!status) status = check_option("max_num_seqs", o->max_num_seqs, MAX_SEQS, err);
+    linnet_status status = check_option("threads", o->threads, LIMIT_THREADS, err);
+    if (!status) status = check_option("max_num_seqs", o->max_num_seqs, LIMIT_SEQS, err);
     if (!status)
         status = check_option("max_num_batched_tokens", o->max_num_batched_tokens,
-                              MAX_BATCHED_TOKENS, err);
+                              LIMIT_BATCHED_TOKENS, err);
     if (!status) status = check_option("max_model_len", o->max_model_len, INT32_MAX, err);
     if (!status) status = check_option("kv_cache_memory", o->kv_cache_memory, INT64_MAX, err);
     if (status) return status;
@@ -76,9 +75,10 @@ static linnet_status check_options(const linnet_engine_options *o, const struct 
         return error_set(err, LINNET_TOO_LONG,
                          "max_model_len %d: the model was made for %d tokens; that is the largest",
                          o->max_model_len, c->context_length);
-    if (o->max_model_len == 1)
+    if (o->max_model_len && o->max_model_len < LIMIT_LEAST_CONTEXT)
         return error_set(err, LINNET_INVALID,
-                         "max_model_len 1 leaves no token for an answer: the least is 2");
+                         "max_model_len %d leaves no token for an answer: the least is %d",
+                         o->max_model_len, LIMIT_LEAST_CONTEXT);
     return LINNET_OK;
 }
 

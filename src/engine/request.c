@@ -5,10 +5,9 @@
 #include <sys/random.h>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "base/memory.h"
 #include "engine/engine_internal.h"
-
-enum { MAX_CHOICES = 128, MAX_STOPS = 16, MAX_STOP_IDS = 128 };
 
 static const float MAX_BIAS = 1e4f;
 
@@ -45,12 +44,13 @@ static linnet_status check_sampling(const linnet_sampling *s, int32_t n_vocab, l
         const char *name;
         float value, low, high;
     } ranges[] = {
-        {"temperature", s->temperature, 0, 1e4f},
-        {"top_p", s->top_p, 0x1p-126f, 1},
+        {"temperature", s->temperature, 0, (float)LIMIT_TEMPERATURE},
+        {"top_p", s->top_p, (float)LIMIT_LEAST_TOP_P, 1},
         {"min_p", s->min_p, 0, 1},
-        {"repetition_penalty", s->repetition_penalty, 1e-4f, 1e4f},
-        {"presence_penalty", s->presence_penalty, -2, 2},
-        {"frequency_penalty", s->frequency_penalty, -2, 2},
+        {"repetition_penalty", s->repetition_penalty, (float)LIMIT_LEAST_REPETITION_PENALTY,
+         (float)LIMIT_REPETITION_PENALTY},
+        {"presence_penalty", s->presence_penalty, -(float)LIMIT_PENALTY, (float)LIMIT_PENALTY},
+        {"frequency_penalty", s->frequency_penalty, -(float)LIMIT_PENALTY, (float)LIMIT_PENALTY},
     };
     linnet_status status = check_count("top_k", s->top_k, 0, INT32_MAX, err);
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges && !status; i++)
@@ -71,10 +71,10 @@ static linnet_status check_stops(const struct engine_config *config, const linne
                                  linnet_error *err)
 {
     linnet_status status =
-        check_count("the number of stop strings", (int64_t)in->n_stop, 0, MAX_STOPS, err);
+        check_count("the number of stop strings", (int64_t)in->n_stop, 0, LIMIT_STOPS, err);
     if (!status)
         status =
-            check_count("the number of stop ids", (int64_t)in->n_stop_ids, 0, MAX_STOP_IDS, err);
+            check_count("the number of stop ids", (int64_t)in->n_stop_ids, 0, LIMIT_STOP_IDS, err);
     if (!status) status = check_ids("stop id", in->stop_ids, in->n_stop_ids, config->n_vocab, err);
     if (status) return status;
     for (size_t i = 0; i < in->n_stop; i++)
@@ -116,7 +116,7 @@ static linnet_status check(const struct engine_config *config, const linnet_requ
     if (!in->on_event) status = error_set(err, LINNET_INVALID, "the request has no on_event");
     if (!status) status = check_count("max_tokens", in->max_tokens, 0, INT32_MAX, err);
     if (!status) status = check_length(config, in, max_tokens, err);
-    if (!status) status = check_count("n", in->n, 0, MAX_CHOICES, err);
+    if (!status) status = check_count("n", in->n, 0, LIMIT_CHOICES, err);
     if (!status)
         status = check_count("min_tokens", in->min_tokens, 0,
                              in->max_tokens ? in->max_tokens : INT32_MAX, err);

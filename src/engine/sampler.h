@@ -15,9 +15,10 @@
 #define LINNET_ENGINE_SAMPLER_H
 
 #include "base/error.h"
+#include "base/limits.h"
 #include "linnet.h"
 
-enum { SAMPLER_MAX_LOGPROBS = 20 };
+enum { SAMPLER_MAX_LOGPROBS = LIMIT_LOGPROBS };
 
 /* In range, as checked when the request came: all finite, repetition_penalty > 0. */
 struct sampling {

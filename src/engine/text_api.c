@@ -218,7 +218,8 @@ static linnet_status render(const linnet_model *m, json_t *request, struct rende
 }
 
 linnet_status linnet_chat_tokenize(const linnet_model *m, const char *request, size_t n,
-                                   char **rendered, int32_t **ids, size_t *n_ids, linnet_error *err)
+                                   char **rendered, size_t *rendered_size, int32_t **ids,
+                                   size_t *n_ids, linnet_error *err)
 {
     linnet_status status = need_tokenizer(m, err);
     if (status) return status;
@@ -245,6 +246,7 @@ linnet_status linnet_chat_tokenize(const linnet_model *m, const char *request, s
             *ids = NULL;
         }
     }
+    if (!status && rendered_size) *rendered_size = out.text.size;
     rendered_free(&out);
     return status;
 }

@@ -11,6 +11,7 @@
 #include <jansson.h>
 
 #include "base/error.h"
+#include "base/limits.h"
 #include "base/strbuf.h"
 
 enum openai_endpoint { OPENAI_CHAT, OPENAI_COMPLETIONS };
@@ -20,7 +21,7 @@ struct openai_prompt {
     size_t n;
 };
 
-enum { OPENAI_MAX_PROMPTS = 128, OPENAI_MAX_CHOICES = 128, OPENAI_FIELD_SIZE = 64 };
+enum { OPENAI_MAX_PROMPTS = 128, OPENAI_MAX_CHOICES = LIMIT_CHOICES, OPENAI_FIELD_SIZE = 64 };
 
 struct openai_request {
     enum openai_endpoint endpoint;
@@ -101,6 +102,9 @@ json_t *openai_response(const linnet_model *model, const struct openai_request *
 /* {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}: a prompt counts
  * once, however many answers it has. */
 json_t *openai_usage(const struct openai_answer *answers, size_t n_answers, size_t n_per_prompt);
+
+/* JSON has no infinity: -9999 is what other servers say. */
+json_t *openai_logprob(float logprob);
 
 /* A JSON string of any bytes: what is not UTF-8 becomes U+FFFD. */
 json_t *openai_text(const char *bytes, size_t n);

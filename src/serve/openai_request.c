@@ -178,7 +178,7 @@ static linnet_status read_i32(struct parser *p, const char *field, int64_t min, 
 }
 
 static linnet_status read_number(struct parser *p, const char *field, double min, double max,
-                                 bool above_min, float *out)
+                                 float *out)
 {
     const json_t *value = get(p, field);
     if (!value) return LINNET_OK;
@@ -186,9 +186,9 @@ static linnet_status read_number(struct parser *p, const char *field, double min
         return FAIL(p, field, LINNET_INVALID, "%s: expected a number, found %s", field,
                     kind_of(value));
     double number = json_number_value(value);
-    if (!(number >= min && number <= max) || (above_min && number == min))
-        return FAIL(p, field, LINNET_INVALID, "%s: expected a number %s %g to %g, found %g", field,
-                    above_min ? "above" : "from", min, max, number);
+    if (!(number >= min && number <= max))
+        return FAIL(p, field, LINNET_INVALID, "%s: expected a number from %g to %g, found %g",
+                    field, min, max, number);
     *out = (float)number;
     return LINNET_OK;
 }
@@ -201,13 +201,17 @@ static linnet_status read_sampling(struct parser *p)
     int64_t seed = -1;
     linnet_status status;
     linnet_sampling_defaults(p->model, s);
-    if ((status = read_number(p, "temperature", 0, 100, false, &s->temperature)) ||
-        (status = read_number(p, "top_p", 0, 1, true, &s->top_p)) ||
-        (status = read_number(p, "min_p", 0, 1, false, &s->min_p)) ||
-        (status = read_number(p, "repeat_penalty", 0, 100, true, &s->repetition_penalty)) ||
-        (status = read_number(p, "repetition_penalty", 0, 100, true, &s->repetition_penalty)) ||
-        (status = read_number(p, "presence_penalty", -2, 2, false, &s->presence_penalty)) ||
-        (status = read_number(p, "frequency_penalty", -2, 2, false, &s->frequency_penalty)) ||
+    if ((status = read_number(p, "temperature", 0, LIMIT_TEMPERATURE, &s->temperature)) ||
+        (status = read_number(p, "top_p", LIMIT_LEAST_TOP_P, 1, &s->top_p)) ||
+        (status = read_number(p, "min_p", 0, 1, &s->min_p)) ||
+        (status = read_number(p, "repeat_penalty", LIMIT_LEAST_REPETITION_PENALTY,
+                              LIMIT_REPETITION_PENALTY, &s->repetition_penalty)) ||
+        (status = read_number(p, "repetition_penalty", LIMIT_LEAST_REPETITION_PENALTY,
+                              LIMIT_REPETITION_PENALTY, &s->repetition_penalty)) ||
+        (status = read_number(p, "presence_penalty", -LIMIT_PENALTY, LIMIT_PENALTY,
+                              &s->presence_penalty)) ||
+        (status = read_number(p, "frequency_penalty", -LIMIT_PENALTY, LIMIT_PENALTY,
+                              &s->frequency_penalty)) ||
         (status = read_i32(p, "top_k", -1, INT32_MAX, &s->top_k)) ||
         (status = read_integer(p, "seed", 0, INT64_MAX, &seed)))
         return status;
@@ -301,6 +305,9 @@ static linnet_status read_stop(struct parser *p)
         return FAIL(p, "stop", LINNET_INVALID, "stop: expected a string or a list, found %s",
                     kind_of(value));
     size_t n = list ? json_array_size(value) : 1;
+    if (n > LIMIT_STOPS)
+        return FAIL(p, "stop", LINNET_INVALID, "stop: expected at most %d texts, found %zu",
+                    LIMIT_STOPS, n);
     p->out->stop = mem_new(n, sizeof *p->out->stop);
     if (!p->out->stop) return no_memory(p, "stop");
     for (size_t i = 0; i < n && !status; i++)
@@ -347,6 +354,10 @@ static linnet_status read_stops(struct parser *p)
         (status = read_bool(p, "include_stop_str_in_output", &r->include_stop)) ||
         (status = read_bool(p, "skip_special_tokens", &skip_special)))
         return status;
+    if (r->n_stop_ids > LIMIT_STOP_IDS)
+        return FAIL(p, "stop_token_ids", LINNET_INVALID,
+                    "stop_token_ids: expected at most %d, found %zu", LIMIT_STOP_IDS,
+                    r->n_stop_ids);
     r->stop_ids = p->out->stop_ids;
     r->keep_special_tokens = !skip_special;
     return LINNET_OK;
@@ -360,10 +371,11 @@ static linnet_status read_logprobs(struct parser *p)
     linnet_status status;
     if (p->out->endpoint == OPENAI_COMPLETIONS) {
         r->want_logprobs = get(p, "logprobs") != NULL && !json_is_false(get(p, "logprobs"));
-        return r->want_logprobs ? read_i32(p, "logprobs", 0, 20, &r->logprobs) : LINNET_OK;
+        return r->want_logprobs ? read_i32(p, "logprobs", 0, LIMIT_LOGPROBS, &r->logprobs)
+                                : LINNET_OK;
     }
     if ((status = read_bool(p, "logprobs", &r->want_logprobs)) ||
-        (status = read_i32(p, "top_logprobs", 0, 20, &r->logprobs)))
+        (status = read_i32(p, "top_logprobs", 0, LIMIT_LOGPROBS, &r->logprobs)))
         return status;
     if (r->logprobs > 0 && !r->want_logprobs)
         return FAIL(p, "top_logprobs", LINNET_INVALID,
@@ -400,6 +412,9 @@ static linnet_status read_reply(struct parser *p)
     if (model && !json_is_string(model))
         return FAIL(p, "model", LINNET_INVALID, "model: expected a string, found %s",
                     kind_of(model));
+    if (model && strlen(json_string_value(model)) != json_string_length(model))
+        return FAIL(p, "model", LINNET_INVALID,
+                    "model: expected a name without the character U+0000");
     if (model && !(p->out->model = mem_string(json_string_value(model), json_string_length(model))))
         return no_memory(p, "model");
     if ((status = read_i32(p, "n", 1, OPENAI_MAX_CHOICES, &r->n)) ||
@@ -504,7 +519,8 @@ static linnet_status read_chat(struct parser *p)
         free(input);
         return no_memory(p, "messages");
     }
-    status = linnet_chat_tokenize(p->model, input, strlen(input), NULL, &ids, &n, &p->fault->error);
+    status = linnet_chat_tokenize(p->model, input, strlen(input), NULL, NULL, &ids, &n,
+                                  &p->fault->error);
     free(input);
     if (status) return blame(p, "messages", status);
     return add_prompt(p, "messages", ids, n);

@@ -1,4 +1,3 @@
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -114,10 +113,9 @@ void openai_make_id(enum openai_endpoint endpoint, char id[OPENAI_ID_SIZE])
     for (size_t i = 0; i < sizeof bytes; i++) n += snprintf(id + n, 3, "%02x", bytes[i]);
 }
 
-/* JSON has no infinity; -9999 is what other servers say. */
-static json_t *logprob_json(float logprob)
+json_t *openai_logprob(float logprob)
 {
-    return json_real(isfinite(logprob) ? (double)logprob : -9999.0);
+    return json_real(logprob >= -9999 ? (double)logprob : -9999.0);
 }
 
 /* The text of one token, empty if it has none. linnet_free it; may be NULL with *n = 0. */
@@ -136,7 +134,7 @@ static json_t *chat_token(const linnet_model *model, int32_t id, float logprob)
     json_t *bytes = json_array();
     for (size_t i = 0; i < n; i++) json_array_append_new(bytes, json_integer((uint8_t)text[i]));
     json_t *token = json_pack("{s:o,s:o,s:o}", "token", openai_text(text ? text : "", n), "logprob",
-                              logprob_json(logprob), "bytes", bytes);
+                              openai_logprob(logprob), "bytes", bytes);
     linnet_free(text);
     return token;
 }
@@ -170,11 +168,11 @@ static json_t *completion_logprobs(const linnet_model *model, const struct opena
             text = token_text(model, a->top[k].id, &n);
             json_t *key = openai_text(text ? text : "", n);
             json_object_setn_new(top, json_string_value(key), json_string_length(key),
-                                 logprob_json(a->top[k].logprob));
+                                 openai_logprob(a->top[k].logprob));
             json_decref(key);
             linnet_free(text);
         }
-        json_array_append_new(values, logprob_json(token->logprob));
+        json_array_append_new(values, openai_logprob(token->logprob));
         json_array_append_new(tops, top);
         json_array_append_new(offsets, json_integer((json_int_t)token->text_offset));
     }
