@@ -60,7 +60,8 @@ static inline int32_t *chat_ids(const linnet_model *model, const char *user, int
     linnet_error err;
     json_t *json = json_pack("{s:[{s:s,s:s}]}", "messages", "role", "user", "content", user);
     char *request = json_dumps(json, 0);
-    assert_ok(linnet_chat_tokenize(model, request, strlen(request), NULL, &ids, &n_ids, &err), err);
+    assert_ok(linnet_chat_tokenize(model, request, strlen(request), NULL, NULL, &ids, &n_ids, &err),
+              err);
     free(request);
     json_decref(json);
     *n = (int32_t)n_ids;

@@ -396,7 +396,7 @@ static void second_turn(void **state)
     size_t n;
     linnet_error err;
     assert_alive();
-    assert_ok(linnet_chat_tokenize(model, chat, strlen(chat), NULL, &ids, &n, &err), err);
+    assert_ok(linnet_chat_tokenize(model, chat, strlen(chat), NULL, NULL, &ids, &n, &err), err);
     linnet_engine *plain = open_engine(
         model, POOL, (linnet_engine_options){.max_model_len = CONTEXT, .no_prefix_caching = true});
     struct job *warm = job_new(ids, (int32_t)n, 16), *cold = job_new(ids, (int32_t)n, 16);

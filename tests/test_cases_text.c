@@ -55,7 +55,8 @@ static void assert_chat(const linnet_model *model, const json_t *test, const cha
     int32_t *found;
     size_t n;
     linnet_error err;
-    assert_ok(linnet_chat_tokenize(model, body, strlen(body), &rendered, &found, &n, &err), err);
+    assert_ok(linnet_chat_tokenize(model, body, strlen(body), &rendered, NULL, &found, &n, &err),
+              err);
     assert_string_equal(rendered, expected);
     for (size_t i = 0; ids && i < n; i++)
         assert_int_equal(found[i], json_integer_value(json_array_get(ids, i)));
@@ -110,7 +111,7 @@ static size_t count_ids(const linnet_model *model, const char *content)
     size_t n;
     linnet_error err;
     snprintf(body, sizeof body, "{\"messages\": [{\"role\": \"user\", \"content\": %s}]}", content);
-    assert_ok(linnet_chat_tokenize(model, body, strlen(body), NULL, &ids, &n, &err), err);
+    assert_ok(linnet_chat_tokenize(model, body, strlen(body), NULL, NULL, &ids, &n, &err), err);
     linnet_free(ids);
     return n;
 }
@@ -140,7 +141,7 @@ static void content_parts(void **state)
         linnet_error err;
         snprintf(body, sizeof body, "{\"messages\": [{\"role\": \"user\", \"content\": %s}]}",
                  bad[i].content);
-        assert_true(linnet_chat_tokenize(model, body, strlen(body), NULL, &ids, &n, &err) !=
+        assert_true(linnet_chat_tokenize(model, body, strlen(body), NULL, NULL, &ids, &n, &err) !=
                     LINNET_OK);
         if (!strstr(err.message, bad[i].word))
             fail_msg("\"%s\" lacks \"%s\"", err.message, bad[i].word);
