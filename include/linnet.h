@@ -83,7 +83,8 @@ LINNET_API linnet_status linnet_model_open_tokenizer(const char *path, linnet_mo
 /*
  * A model of a published shape with random weights made in memory (needs no file, has no
  * tokenizer): "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-0.6b", "llama-3.2-1b",
- * "smollm2-135m". dtype: "bf16", "f16", "f32", "q8_0", "q4_0", "q4_1". For benchmarks.
+ * "smollm2-135m". dtype: "f32", "f16", "bf16", "q8_0", "q4_0",
+ * "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k". For benchmarks.
  */
 LINNET_API linnet_status linnet_model_random(const char *shape, const char *dtype, uint64_t seed,
                                              linnet_model **out, linnet_error *err);
@@ -324,9 +325,9 @@ LINNET_API linnet_status linnet_ladder(linnet_model *model, const linnet_engine_
                                        int32_t n_prompt, int32_t n_tokens, linnet_ladder_fn on_row,
                                        void *user, linnet_error *err);
 
-/* Read bandwidth of this machine's memory in bytes a second, by `threads` at once (0: all), over a
- * buffer far larger than the caches. Takes about a second. */
-LINNET_API double linnet_measure_bandwidth(int32_t threads);
+/* Read bandwidth of a device's memory in bytes a second over a buffer far larger than its caches;
+ * on the CPU by `threads` at once (0: all). Takes about a second; 0 if it cannot be measured. */
+LINNET_API double linnet_measure_bandwidth(const char *device, int32_t threads);
 
 #ifdef __cplusplus
 }

@@ -39,7 +39,7 @@ struct job {
     struct answer answers[128];
 };
 
-static void job_event(void *user, const linnet_event *event)
+static inline void job_event(void *user, const linnet_event *event)
 {
     struct job *job = user;
     struct answer *a = &job->answers[event->choice];
@@ -77,12 +77,12 @@ static void job_event(void *user, const linnet_event *event)
     pthread_mutex_unlock(&job->mutex);
 }
 
-static linnet_sampling greedy(void)
+static inline linnet_sampling greedy(void)
 {
     return (linnet_sampling){.top_p = 1, .repetition_penalty = 1, .has_seed = true};
 }
 
-static struct job *job_new(const int32_t *prompt, int32_t n_prompt, int32_t max_tokens)
+static inline struct job *job_new(const int32_t *prompt, int32_t n_prompt, int32_t max_tokens)
 {
     struct job *job = calloc(1, sizeof *job);
     job->request = (linnet_request){.prompt = prompt,
@@ -99,7 +99,7 @@ static struct job *job_new(const int32_t *prompt, int32_t n_prompt, int32_t max_
 }
 
 /* Ready for another run of the same request. */
-static void job_reset(struct job *job)
+static inline void job_reset(struct job *job)
 {
     for (int i = 0; i < 128; i++) {
         free(job->answers[i].tokens);
@@ -110,7 +110,7 @@ static void job_reset(struct job *job)
     job->n_seen = job->n_finished = 0;
 }
 
-static void job_free(struct job *job)
+static inline void job_free(struct job *job)
 {
     job_reset(job);
     pthread_mutex_destroy(&job->mutex);
@@ -118,7 +118,7 @@ static void job_free(struct job *job)
     free(job);
 }
 
-static void job_submit(struct job *job, linnet_engine *engine)
+static inline void job_submit(struct job *job, linnet_engine *engine)
 {
     linnet_error err;
     job->engine = engine;
@@ -126,7 +126,7 @@ static void job_submit(struct job *job, linnet_engine *engine)
     if (job->cancel_after == 0) linnet_engine_cancel(engine, job->id);
 }
 
-static bool job_done(struct job *job)
+static inline bool job_done(struct job *job)
 {
     pthread_mutex_lock(&job->mutex);
     bool done = job->n_finished == job->request.n;
@@ -135,7 +135,7 @@ static bool job_done(struct job *job)
 }
 
 /* For an engine with a thread of its own. */
-static void job_wait(struct job *job)
+static inline void job_wait(struct job *job)
 {
     pthread_mutex_lock(&job->mutex);
     while (job->n_finished < job->request.n) pthread_cond_wait(&job->done, &job->mutex);
@@ -143,7 +143,8 @@ static void job_wait(struct job *job)
 }
 
 /* The crowded run of a job equals its run alone, as far as it got before it was cancelled. */
-static void assert_same_answers(const struct job *crowded, const struct job *alone, int number)
+static inline void assert_same_answers(const struct job *crowded, const struct job *alone,
+                                       int number)
 {
     for (int32_t i = 0; i < crowded->request.n; i++) {
         const struct answer *a = &crowded->answers[i], *b = &alone->answers[i];
@@ -178,13 +179,14 @@ struct load {
     const char *stops[2]; /* to choose from */
 };
 
-static uint64_t draw(const struct load *l, uint64_t *counter, uint64_t n)
+static inline uint64_t draw(const struct load *l, uint64_t *counter, uint64_t n)
 {
     return random_u64(l->seed, (*counter)++, 77) % n;
 }
 
 /* Half of the prompts start with one of four common prefixes, so that blocks are shared. */
-static void random_prompt(const struct load *l, uint64_t *counter, int32_t *prompt, int32_t n)
+static inline void random_prompt(const struct load *l, uint64_t *counter, int32_t *prompt,
+                                 int32_t n)
 {
     uint64_t prefix = draw(l, counter, 8);
     int32_t common = prefix < 4 ? (int32_t)draw(l, counter, (uint64_t)n + 1) : 0;
@@ -194,7 +196,7 @@ static void random_prompt(const struct load *l, uint64_t *counter, int32_t *prom
                         : (int32_t)draw(l, counter, (uint64_t)l->n_vocab);
 }
 
-static struct job *random_job(const struct load *l, uint64_t *counter)
+static inline struct job *random_job(const struct load *l, uint64_t *counter)
 {
     int32_t n_prompt = 1 + (int32_t)draw(l, counter, (uint64_t)l->max_prompt);
     int32_t *prompt = calloc((size_t)n_prompt, sizeof *prompt);
@@ -234,7 +236,7 @@ static struct job *random_job(const struct load *l, uint64_t *counter)
 }
 
 /* Hands in a few requests between any two steps. */
-static void run_crowded(const struct load *l, struct job **jobs, uint64_t *counter)
+static inline void run_crowded(const struct load *l, struct job **jobs, uint64_t *counter)
 {
     for (int32_t next = 0; next < l->n_requests;) {
         for (uint64_t n = draw(l, counter, 4); n > 0 && next < l->n_requests; n--)
@@ -250,9 +252,9 @@ static void run_crowded(const struct load *l, struct job **jobs, uint64_t *count
 
 /*
  * Runs the load; the caller looks at how often the crowded engine had to preempt. Both engines must
- * be fresh. *generated gets the tokens of all answers.
+ * be fresh.
  */
-static void load_test(const struct load *l)
+static inline void load_test(const struct load *l)
 {
     uint64_t counter = 0;
     struct job **jobs = calloc((size_t)l->n_requests, sizeof *jobs);

@@ -1,5 +1,5 @@
 /*
- * golden.h - reads what tools/make_reference.py wrote: golden/NAME.json and NAME.safetensors.
+ * golden.h - reads reference results (tools/README.md): golden/NAME.json and NAME.safetensors.
  */
 #ifndef LINNET_TESTS_GOLDEN_H
 #define LINNET_TESTS_GOLDEN_H

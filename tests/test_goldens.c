@@ -160,7 +160,8 @@ static void check_prompts(struct fixture *f, bool generate)
         if (generate && json_is_array(greedy)) {
             int32_t *want = integers(greedy, 0, &n_new);
             assert_int_equal(n_new, 48);
-            assert_ok(simple_generate(f->simple, ids, n, n_new, true, &err), err);
+            assert_ok(simple_generate(f->simple, ids, n, n_new, f->config.shape.vocab, true, &err),
+                      err);
             for (int32_t t = 0; t < n_new; t++)
                 if (ids[n + t] != want[t])
                     fail_msg("%s: prompt of %d: token %d is %d, expected %d", f->label, n, t,

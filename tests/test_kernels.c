@@ -194,6 +194,28 @@ static void large_scores_stay_finite(void **state)
     }
 }
 
+/* A key that is not a number must not pass for one. */
+static void attention_keeps_nan(void **state)
+{
+    (void)state;
+    enum { D = 16 };
+    static float keys[2 * D * 16], values[2 * 16 * D], q[D], out[D], scratch[D + ATTENTION_CHUNK];
+    static const int32_t blocks[2] = {0, 1};
+    static const int32_t places[] = {0, 7, 15, 16, 18};
+    for (int i = 0; i < D; i++) q[i] = 1;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        float *key = &keys[places[i] / 16 * D * 16 + places[i] % 16];
+        for (int bad = 0; bad < 2; bad++) {
+            *key = bad ? NAN : INFINITY;
+            for (int k = 0; k < n_usable; k++) {
+                usable[k]->attend(q, keys, values, D * 16, blocks, 19, D, scratch, out);
+                assert_true(isnan(out[0]));
+            }
+        }
+        *key = 0;
+    }
+}
+
 /* Attention over several chunks against the formula in double, for odd lengths and block orders. */
 static void attention_agrees_with_formula(void **state)
 {
@@ -238,6 +260,7 @@ int main(void)
         cmocka_unit_test(silu_keeps_its_limits),
         cmocka_unit_test(large_scores_stay_finite),
         cmocka_unit_test(attention_agrees_with_formula),
+        cmocka_unit_test(attention_keeps_nan),
     };
     return cmocka_run_group_tests(tests, find_kernels, NULL);
 }

@@ -103,19 +103,12 @@ static void expand_q4_1(const void *src, float *dst)
     }
 }
 
-/* The five-bit value j (0..31) of a Q5_0 or Q5_1 block. */
-static int five_bits(const uint8_t q[16], const uint8_t high[4], int j)
-{
-    int nibble = j < 16 ? q[j] & 15 : q[j - 16] >> 4;
-    return nibble | (high[j / 8] >> (j % 8) & 1) << 4;
-}
-
 static void expand_q5_0(const void *src, float *dst)
 {
     struct block_q5_0 b;
     memcpy(&b, src, sizeof b);
     float d = f32_from_f16(b.d);
-    for (int j = 0; j < 32; j++) dst[j] = d * (float)(five_bits(b.q, b.high, j) - 16);
+    for (int j = 0; j < 32; j++) dst[j] = d * (float)(q5_quant(b.q, b.high, j) - 16);
 }
 
 static void expand_q5_1(const void *src, float *dst)
@@ -123,7 +116,7 @@ static void expand_q5_1(const void *src, float *dst)
     struct block_q5_1 b;
     memcpy(&b, src, sizeof b);
     float d = f32_from_f16(b.d), m = f32_from_f16(b.m);
-    for (int j = 0; j < 32; j++) dst[j] = d * (float)five_bits(b.q, b.high, j) + m;
+    for (int j = 0; j < 32; j++) dst[j] = d * (float)q5_quant(b.q, b.high, j) + m;
 }
 
 static void expand_q4_k(const void *src, float *dst)
@@ -135,10 +128,7 @@ static void expand_q4_k(const void *src, float *dst)
         int scale, min;
         dtype_k_scales(b.scales, g, &scale, &min);
         float ds = d * (float)scale, dm = dmin * (float)min;
-        for (int j = 0; j < 32; j++) {
-            int byte = b.q[g / 2 * 32 + j];
-            dst[g * 32 + j] = ds * (float)(g % 2 ? byte >> 4 : byte & 15) - dm;
-        }
+        for (int j = 0; j < 32; j++) dst[g * 32 + j] = ds * (float)q4_k_quant(&b, g, j) - dm;
     }
 }
 
@@ -151,11 +141,7 @@ static void expand_q5_k(const void *src, float *dst)
         int scale, min;
         dtype_k_scales(b.scales, g, &scale, &min);
         float ds = d * (float)scale, dm = dmin * (float)min;
-        for (int j = 0; j < 32; j++) {
-            int byte = b.q[g / 2 * 32 + j];
-            int q = (g % 2 ? byte >> 4 : byte & 15) | (b.high[j] >> g & 1) << 4;
-            dst[g * 32 + j] = ds * (float)q - dm;
-        }
+        for (int j = 0; j < 32; j++) dst[g * 32 + j] = ds * (float)q5_k_quant(&b, g, j) - dm;
     }
 }
 
@@ -164,13 +150,8 @@ static void expand_q6_k(const void *src, float *dst)
     struct block_q6_k b;
     memcpy(&b, src, sizeof b);
     float d = f32_from_f16(b.d);
-    for (int j = 0; j < 256; j++) {
-        int half = j / 128, in_half = j % 128, quarter = in_half / 32, l = in_half % 32;
-        int byte = b.low[half * 64 + (quarter % 2) * 32 + l];
-        int low = quarter < 2 ? byte & 15 : byte >> 4;
-        int high = b.high[half * 32 + l] >> (2 * quarter) & 3;
-        dst[j] = d * (float)b.scales[j / 16] * (float)((low | high << 4) - 32);
-    }
+    for (int j = 0; j < 256; j++)
+        dst[j] = d * (float)b.scales[j / 16] * (float)q6_k_quant(&b, j / 32, j % 32);
 }
 
 static void expand_blocks(void (*expand)(const void *, float *), enum dtype dtype, const char *src,

@@ -100,6 +100,32 @@ static inline int64_t dtype_bytes(enum dtype dtype, int64_t n)
 /* Expands n elements (a multiple of the block) to exact fp32. src needs no alignment. */
 void dtype_to_f32(enum dtype dtype, const void *src, int64_t n, float *dst);
 
+/* The quants of a block before scale and minimum: element j (0..31), or j of group g of 32. */
+static inline int q5_quant(const uint8_t q[16], const uint8_t high[4], int j)
+{
+    return (j < 16 ? q[j] & 15 : q[j - 16] >> 4) | (high[j / 8] >> (j % 8) & 1) << 4;
+}
+
+static inline int q4_k_quant(const struct block_q4_k *b, int g, int j)
+{
+    int byte = b->q[g / 2 * 32 + j];
+    return g % 2 ? byte >> 4 : byte & 15;
+}
+
+static inline int q5_k_quant(const struct block_q5_k *b, int g, int j)
+{
+    int byte = b->q[g / 2 * 32 + j];
+    return (g % 2 ? byte >> 4 : byte & 15) | (b->high[j] >> g & 1) << 4;
+}
+
+/* -32..31; the scale is scales[2 g + j / 16] */
+static inline int q6_k_quant(const struct block_q6_k *b, int g, int j)
+{
+    int half = g / 4, quarter = g % 4, byte = b->low[half * 64 + quarter % 2 * 32 + j];
+    int low = quarter < 2 ? byte & 15 : byte >> 4;
+    return (low | (b->high[half * 32 + j] >> (2 * quarter) & 3) << 4) - 32;
+}
+
 /* Scale and minimum of group g (0..7) of a Q4_K or Q5_K block: w = d*scale*q - dmin*min. */
 void dtype_k_scales(const uint8_t scales[12], int g, int *scale, int *min);
 

@@ -38,12 +38,13 @@ char *mem_string(const char *bytes, size_t n)
 
 enum { HUGE_PAGE = 2 << 20 };
 
-void *mem_pages(size_t bytes)
+void *mem_pages(size_t bytes, bool huge)
 {
     if (bytes == 0) bytes = 1;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
-    if (bytes >= HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE); /* advice: failure is no error */
+    if (huge && bytes >= HUGE_PAGE)
+        madvise(p, bytes, MADV_HUGEPAGE); /* advice: failure is no error */
     return p;
 }
 

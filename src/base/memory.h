@@ -33,10 +33,11 @@ bool mem_reserve(void **items, size_t *capacity, size_t need, size_t size);
 char *mem_string(const char *bytes, size_t n);
 
 /*
- * Zeroed pages for weights and caches: 64-byte aligned, huge pages asked for where they help.
- * Give the same byte count back to mem_pages_free.
+ * Zeroed pages for weights and caches, 64-byte aligned. `huge` asks for huge pages: for memory that
+ * is filled as a whole and then read from end to end. What is never touched costs nothing. Give the
+ * same byte count back to mem_pages_free.
  */
-void *mem_pages(size_t bytes);
+void *mem_pages(size_t bytes, bool huge);
 void mem_pages_free(void *pages, size_t bytes);
 
 #endif

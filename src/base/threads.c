@@ -1,7 +1,7 @@
 #include "base/threads.h"
 
-#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +33,16 @@ struct worker {
     struct pool *pool;
     int index;
 };
+
+int thread_start(pthread_t *thread, void *(*fn)(void *), void *arg)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(thread, NULL, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
 
 static inline void relax(int spin)
 {
@@ -97,8 +107,10 @@ void pool_run(struct pool *pool, pool_fn fn, void *arg)
     atomic_store_explicit(&pool->pending, pool->n_threads - 1, memory_order_relaxed);
     announce(pool);
     fn(arg, 0, pool->n_threads);
-    for (int spin = 0; atomic_load_explicit(&pool->pending, memory_order_acquire) > 0; spin++)
+    for (int spin = 0; atomic_load_explicit(&pool->pending, memory_order_acquire) > 0;) {
         relax(spin);
+        if (spin < SPINS_BEFORE_YIELD) spin++;
+    }
 }
 
 int pool_threads(const struct pool *pool)
@@ -153,7 +165,7 @@ linnet_status pool_create(int n_threads, struct pool **out, linnet_error *err)
     for (int i = 1; i < n_threads; i++) {
         struct worker *worker = pool->threads ? mem_new(1, sizeof *worker) : NULL;
         if (worker) *worker = (struct worker){pool, i};
-        if (!worker || pthread_create(&pool->threads[pool->n_started], NULL, worker_main, worker)) {
+        if (!worker || thread_start(&pool->threads[pool->n_started], worker_main, worker)) {
             free(worker);
             pool_destroy(pool);
             return error_set(err, LINNET_MEMORY, "cannot start thread %d of %d; try --threads %d",

@@ -5,11 +5,17 @@
 #ifndef LINNET_BASE_THREADS_H
 #define LINNET_BASE_THREADS_H
 
+#include <pthread.h>
+
 #include "base/error.h"
 
 struct pool;
 
 typedef void (*pool_fn)(void *arg, int thread, int n_threads);
+
+/* pthread_create with all signals blocked: they are the program's affair and must not land on a
+ * thread that it does not know. 0 or an errno. */
+int thread_start(pthread_t *thread, void *(*fn)(void *), void *arg);
 
 /* n_threads counts the caller; 1 starts no thread. 0 takes the machine's (pool_default_threads). */
 linnet_status pool_create(int n_threads, struct pool **out, linnet_error *err);

@@ -328,7 +328,7 @@ static int speeds(struct bench *b)
     if (!status && b->options->dry_run) return session_dry_run(&b->session, &engine);
     if (!status) status = session_start(&b->session, &engine, &err);
     if (status) return output_error(&err);
-    b->bandwidth = linnet_measure_bandwidth(b->session.plan.threads);
+    b->bandwidth = linnet_measure_bandwidth(b->options->device, b->session.plan.threads);
     size_t n = b->prompts.n * (1 + b->batches.n);
     for (size_t i = 0; i < n; i++) { /* prefill of each prompt, then each batch after each prompt */
         struct row row = {0};

@@ -5,11 +5,14 @@
 #include "engine/engine_internal.h"
 #include "engine/model_internal.h"
 
+/* Where a model computes. */
 struct device {
     const struct ops *ops;
-    const char *text; /* for people; static */
+    const char *text;  /* for people; static */
+    int64_t available; /* bytes free on it */
 };
 
+/* "auto" (or NULL) takes a usable GPU, else the CPU. */
 linnet_status find_device(const char *name, struct device *out, linnet_error *err);
 
 /* Bytes that this process may still take: the machine's and its control group's. */

@@ -1,12 +1,14 @@
 /* engine.c - the loop: one turn takes what came in, runs one step, and says what came of it. */
 #include "engine/engine_internal.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/threads.h"
+
+static_assert((int)BLOCK_TOKENS == (int)KV_BLOCK, "the block manager and the cache agree");
 
 /* ---- lists of requests ------------------------------------------------------------------- */
 
@@ -334,12 +336,7 @@ static void *engine_main(void *arg)
 
 linnet_status engine_start_thread(linnet_engine *e, linnet_error *err)
 {
-    /* Signals are the program's affair: they must not land on a thread it does not know. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    e->has_thread = pthread_create(&e->thread, NULL, engine_main, e) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    e->has_thread = thread_start(&e->thread, engine_main, e) == 0;
     return e->has_thread
                ? LINNET_OK
                : error_set(err, LINNET_MEMORY, "the system gives no thread to the engine");
@@ -347,12 +344,18 @@ linnet_status engine_start_thread(linnet_engine *e, linnet_error *err)
 
 /* ---- life -------------------------------------------------------------------------------- */
 
+size_t step_numbers(const struct limits *limits)
+{
+    size_t max_tokens = (size_t)limits->max_tokens, max_seqs = (size_t)limits->max_seqs;
+    return 4 * max_tokens + 3 * max_seqs + 1 + max_seqs * (size_t)blocks_for(limits->max_context);
+}
+
 static linnet_status reserve_step(linnet_engine *e, linnet_error *err)
 {
     const struct limits *limits = &e->config.limits;
     size_t max_tokens = (size_t)limits->max_tokens, max_seqs = (size_t)limits->max_seqs;
     size_t max_blocks = (size_t)blocks_for(limits->max_context);
-    size_t count = 4 * max_tokens + 3 * max_seqs + 1 + max_seqs * max_blocks;
+    size_t count = step_numbers(limits);
     e->numbers = mem_new(count, sizeof *e->numbers);
     if (!e->numbers) return error_memory(err, "the step", count * sizeof *e->numbers);
     struct step_arrays *a = &e->arrays;

@@ -116,6 +116,9 @@ void request_free(struct request *r);
 
 /* ---- engine.c ---- */
 
+/* How many numbers the arrays of a step take in all. */
+size_t step_numbers(const struct limits *limits);
+
 /* Everything but the thread. On failure the runner is closed too. */
 linnet_status engine_open(const struct engine_config *config, linnet_engine **out,
                           linnet_error *err);

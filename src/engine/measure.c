@@ -18,8 +18,10 @@ linnet_status linnet_model_random(const char *shape, const char *dtype, uint64_t
     enum dtype type = DTYPE_F32;
     while (type < DTYPE_COUNT && strcasecmp(dtype_name(type), dtype) != 0) type++;
     if (type == DTYPE_COUNT)
-        return error_set(err, LINNET_INVALID,
-                         "dtype \"%s\": use bf16, f16, f32, q8_0, q4_0 or q4_1", dtype);
+        return error_set(
+            err, LINNET_INVALID,
+            "dtype \"%s\": use f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k",
+            dtype);
     linnet_status status = random_checkpoint(shape, type, seed, &cp, err);
     return status ? status : model_from_checkpoint(cp, out, err);
 }
@@ -30,6 +32,7 @@ struct ladder {
     linnet_model *model;
     const linnet_engine_options *options;
     int32_t n_prompt, n_tokens;
+    int32_t n_ids;   /* ids that may be chosen: those of the tokenizer */
     int32_t *tokens; /* prompt and answer */
     linnet_ladder_fn on_row;
     void *user;
@@ -81,7 +84,7 @@ static linnet_status simple_stages(const struct ladder *l, linnet_error *err)
     for (int i = 0; i < 2 && !status; i++) {
         memcpy(tokens, l->tokens, (size_t)l->n_prompt * sizeof *tokens);
         double begin = clock_seconds();
-        status = simple_generate(s, tokens, l->n_prompt, l->n_tokens, i == 1, err);
+        status = simple_generate(s, tokens, l->n_prompt, l->n_tokens, l->n_ids, i == 1, err);
         double seconds = clock_seconds() - begin;
         if (!status && i == 0) memcpy(l->tokens, tokens, (size_t)length * sizeof *tokens);
         if (!status) status = same_tokens(l, stages[i], tokens, err);
@@ -116,7 +119,7 @@ static void on_event(void *user, const linnet_event *event)
         s->tokens[r->index * s->length + s->n_prompt + r->n++] = event->token;
     if (event->type != LINNET_EVENT_FINISHED) return;
     pthread_mutex_lock(&s->mutex);
-    if (event->finish != LINNET_FINISH_LENGTH)
+    if (event->finish != LINNET_FINISH_LENGTH || r->n != s->length - s->n_prompt)
         error_set(&s->error, LINNET_INTERNAL, "%s",
                   event->error ? event->error->message : "an answer ended early");
     if (--s->n_left == 0) pthread_cond_signal(&s->done);
@@ -130,6 +133,7 @@ static linnet_status run_requests(linnet_engine *e, const struct ladder *l, stru
                                   int32_t n, linnet_error *err)
 {
     struct stage_request requests[BATCH];
+    linnet_error refused;
     s->n_left = n;
     for (int32_t i = 0; i < n; i++) {
         memcpy(s->tokens + i * s->length, l->tokens, (size_t)l->n_prompt * sizeof *s->tokens);
@@ -142,20 +146,17 @@ static linnet_status run_requests(linnet_engine *e, const struct ladder *l, stru
             .sampling = {.temperature = 0, .top_p = 1, .repetition_penalty = 1, .has_seed = true},
             .on_event = on_event,
             .user = &requests[i]};
-        linnet_status status = linnet_engine_submit(e, &r, NULL, err);
-        if (!status) continue;
+        if (!linnet_engine_submit(e, &r, NULL, &refused)) continue;
         pthread_mutex_lock(&s->mutex);
         s->n_left -= n - i;
-        s->error = *err;
+        s->error = refused;
         pthread_mutex_unlock(&s->mutex);
         break;
     }
     pthread_mutex_lock(&s->mutex);
     while (s->n_left > 0) pthread_cond_wait(&s->done, &s->mutex);
     pthread_mutex_unlock(&s->mutex);
-    if (!s->error.status) return LINNET_OK;
-    *err = s->error;
-    return err->status;
+    return s->error.status ? error_set(err, s->error.status, "%s", s->error.message) : LINNET_OK;
 }
 
 /* The paged cache behind the scheduler: one sequence, then a batch. */
@@ -171,10 +172,16 @@ static linnet_status engine_stages(const struct ladder *l, linnet_error *err)
     linnet_status status = linnet_engine_create(l->model, &options, &e, err);
     if (status) return status;
     struct stage s = {.length = l->n_prompt + l->n_tokens, .n_prompt = l->n_prompt};
+    linnet_plan plan;
+    linnet_engine_get_plan(e, &plan);
+    if (s.length > plan.max_model_len)
+        status = error_set(err, LINNET_TOO_LONG,
+                           "%d tokens of prompt and answer do not fit into max_model_len %d",
+                           s.length, plan.max_model_len);
     s.tokens = mem_new((size_t)(BATCH * s.length), sizeof *s.tokens);
     pthread_mutex_init(&s.mutex, NULL);
     pthread_cond_init(&s.done, NULL);
-    if (!s.tokens)
+    if (!status && !s.tokens)
         status = error_memory(err, "the tokens", (size_t)(BATCH * s.length) * sizeof *s.tokens);
     for (int i = 0; i < 2 && !status; i++) {
         double begin = clock_seconds();
@@ -203,14 +210,14 @@ linnet_status linnet_ladder(linnet_model *model, const linnet_engine_options *op
         return error_set(err, LINNET_TOO_LONG,
                          "%d tokens of prompt and %d of answer do not fit into a context of %d",
                          n_prompt, n_tokens, model->config.context_length);
-    struct ladder l = {model, options ? options : &defaults, n_prompt, n_tokens, NULL, on_row,
-                       user};
+    int32_t n_ids = model->config.shape.vocab;
+    if (model->tokenizer && tokenizer_size(model->tokenizer) < n_ids)
+        n_ids = tokenizer_size(model->tokenizer);
+    struct ladder l = {
+        model, options ? options : &defaults, n_prompt, n_tokens, n_ids, NULL, on_row, user};
     l.tokens = mem_new((size_t)(n_prompt + n_tokens), sizeof *l.tokens);
     if (!l.tokens)
         return error_memory(err, "the tokens", (size_t)(n_prompt + n_tokens) * sizeof *l.tokens);
-    int32_t n_ids = model->tokenizer && tokenizer_size(model->tokenizer) < model->config.shape.vocab
-                        ? tokenizer_size(model->tokenizer)
-                        : model->config.shape.vocab;
     for (int32_t i = 0; i < n_prompt; i++)
         l.tokens[i] = (int32_t)(random_u64(3, (uint64_t)i, 0) % (uint64_t)n_ids);
     linnet_status status = simple_stages(&l, err);
@@ -248,12 +255,12 @@ static void read_share(void *arg, int thread, int n_threads)
     r->sums[thread] = a[0] + a[1] + a[2] + a[3];
 }
 
-double linnet_measure_bandwidth(int32_t threads)
+static double host_bandwidth(int32_t threads)
 {
     enum { BYTES = 1 << 29, PASSES = 4 };
     struct pool *pool;
     double best = 0;
-    struct reading r = {.data = mem_pages(BYTES), .n = BYTES / 8};
+    struct reading r = {.data = mem_pages(BYTES, true), .n = BYTES / 8};
     if (r.data && pool_create(threads, &pool, NULL) == LINNET_OK) {
         memset((void *)(uintptr_t)r.data, 1,
                BYTES); /* real pages: untouched ones are all the same zeros */
@@ -267,4 +274,11 @@ double linnet_measure_bandwidth(int32_t threads)
     }
     mem_pages_free((void *)(uintptr_t)r.data, BYTES);
     return best;
+}
+
+double linnet_measure_bandwidth(const char *device, int32_t threads)
+{
+    struct device d;
+    if (find_device(device, &d, NULL) != LINNET_OK) return 0;
+    return d.ops->read_bandwidth ? d.ops->read_bandwidth() : host_bandwidth(threads);
 }

@@ -63,6 +63,7 @@ linnet_status model_from_checkpoint(struct checkpoint *cp, linnet_model **out, l
     if (!m->path || !m->name) status = error_memory(err, "a path", strlen(cp->path));
     if (!status) status = model_config_read(cp, &m->config, err);
     if (!status && states_tokenizer(cp)) status = tokenizer_open(cp, &m->tokenizer, err);
+    if (!status && m->tokenizer) model_config_add_eos(&m->config, tokenizer_eos(m->tokenizer));
     if (!status && m->tokenizer && cp->chat_template) {
         status = template_compile(cp->chat_template, strlen(cp->chat_template), "chat template",
                                   &m->chat_template, err);

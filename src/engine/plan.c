@@ -48,27 +48,6 @@ int64_t available_memory(void)
 
 /* ---- options ----------------------------------------------------------------------------- */
 
-linnet_status find_device(const char *name, struct device *out, linnet_error *err)
-{
-    static const struct {
-        const char *kernels, *text;
-    } texts[] = {{"avx512", "cpu (avx512)"}, {"avx2", "cpu (avx2)"}, {"generic", "cpu (generic)"}};
-    if (!name || strcmp(name, "auto") == 0 || strcmp(name, "cpu") == 0) {
-        *out = (struct device){&ops_cpu, "cpu"};
-        for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-            if (strcmp(ops_cpu_kernels(), texts[i].kernels) == 0) out->text = texts[i].text;
-        return LINNET_OK;
-    }
-    if (strcmp(name, "cuda") == 0 || strncmp(name, "cuda:", 5) == 0)
-        return error_set(err, LINNET_UNSUPPORTED,
-                         "device \"%s\": this version computes on the CPU only; use \"cpu\" or "
-                         "\"auto\"",
-                         name);
-    return error_set(err, LINNET_INVALID,
-                     "device \"%s\" is unknown: use \"auto\", \"cpu\", \"cuda\" or \"cuda:N\"",
-                     name);
-}
-
 static linnet_status check_option(const char *name, int64_t value, int64_t high, linnet_error *err)
 {
     if (value >= 0 && value <= high) return LINNET_OK;
@@ -187,11 +166,13 @@ linnet_status linnet_engine_plan(const linnet_model *m, const linnet_engine_opti
     if (status) return status;
     plan->device = device.text;
     plan->threads = o->threads ? o->threads : pool_default_threads();
-    plan->available = available_memory();
+    plan->available = device.available;
     plan_batch(o, plan);
     struct limits limits = plan_limits(plan);
     limits.max_context = o->max_model_len ? o->max_model_len : config->context_length;
-    plan->activations = device.ops->buffer_bytes(&config->shape, &limits);
+    plan->activations = device.ops->buffer_bytes(&config->shape, &limits, plan->threads) +
+                        decoder_buffer_bytes(config, &limits) +
+                        (int64_t)(step_numbers(&limits) * sizeof(int32_t));
     int64_t block = device.ops->cache_bytes(&config->shape, 1);
     plan->kv_bytes_per_token = block / BLOCK_TOKENS;
     int64_t left = plan->available - plan->weights - plan->activations;

@@ -52,7 +52,10 @@ linnet_status linnet_detokenize(const linnet_model *m, const int32_t *ids, size_
     status = tokenizer_decode(m->tokenizer, ids, n, flags & LINNET_SKIP_SPECIAL, &out, err);
     if (!status) strbuf_append(&out, "", 0);
     if (!status && (out.failed || !out.data)) {
-        out.data = out.failed ? NULL : mem_string("", 0);
+        if (out.failed)
+            strbuf_free(&out);
+        else
+            out.data = mem_string("", 0);
         if (!out.data) status = error_memory(err, "the text", n);
     }
     if (status) {

@@ -99,7 +99,7 @@ static linnet_status place_tensors(struct checkpoint *cp, const struct tensor *t
     struct storage *storage = cp->internal;
     for (size_t i = 0; i < n; i++)
         storage->page_bytes += ((size_t)tensor_bytes(&tensors[i]) + ALIGN - 1) / ALIGN * ALIGN;
-    storage->pages = mem_pages(storage->page_bytes);
+    storage->pages = mem_pages(storage->page_bytes, true);
     cp->tensors = mem_new(n, sizeof *cp->tensors);
     storage->names = mem_new(n, sizeof *storage->names);
     if (!storage->pages || !cp->tensors || !storage->names)

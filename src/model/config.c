@@ -25,7 +25,7 @@ static bool find_architecture(const char *name, size_t n, enum architecture *out
     return false;
 }
 
-static void add_eos(struct model_config *c, int64_t id)
+void model_config_add_eos(struct model_config *c, int64_t id)
 {
     if (id < 0 || id >= c->shape.vocab || c->n_eos == CONFIG_MAX_EOS) return;
     for (int32_t i = 0; i < c->n_eos; i++)
@@ -119,6 +119,9 @@ static void read_rope(struct object *o, struct model_config *c)
     r->theta = get_number(&scaling, "rope_theta", r->theta);
     const char *type = json_string_value(json_object_get(scaling.json, "rope_type"));
     if (!type) type = json_string_value(json_object_get(scaling.json, "type"));
+    if (!type && (present(&scaling, "factor") || present(&scaling, "rope_type") ||
+                  present(&scaling, "type")))
+        object_fail(&scaling, "rope_type", "the name of a RoPE scaling");
     static const char *const kinds[] = {"default", "linear", "dynamic", "yarn", "llama3"};
     int kind = 0;
     while (kind < 5 && type && strcmp(type, kinds[kind]) != 0) kind++;
@@ -190,10 +193,11 @@ static void refuse_unknown_features(struct object *o)
 static void read_eos(struct model_config *c, const json_t *object)
 {
     const json_t *eos = json_object_get(object, "eos_token_id");
-    if (json_is_integer(eos)) add_eos(c, json_integer_value(eos));
+    if (json_is_integer(eos)) model_config_add_eos(c, json_integer_value(eos));
     size_t i;
     json_t *id;
-    json_array_foreach(eos, i, id) if (json_is_integer(id)) add_eos(c, json_integer_value(id));
+    json_array_foreach(eos, i, id) if (json_is_integer(id))
+        model_config_add_eos(c, json_integer_value(id));
 }
 
 static void read_generation_config(struct model_config *c, const json_t *g)
@@ -318,7 +322,11 @@ static void meta_rope(struct metadata *m, struct model_config *c)
         m->status == LINNET_OK)
         m->status = error_set(m->err, LINNET_UNSUPPORTED, "%s: %s: partial RoPE is not supported",
                               gguf_path(m->g), full_key(m, "rope.dimension_count", full));
-    if (!gguf_string(m->g, full_key(m, "rope.scaling.type", full), &type)) {
+    bool named = gguf_string(m->g, full_key(m, "rope.scaling.type", full), &type);
+    if (!named && gguf_has(m->g, full) && m->status == LINNET_OK)
+        m->status =
+            error_set(m->err, LINNET_FORMAT, "%s: %s: expected a string", gguf_path(m->g), full);
+    if (!named) {
         double linear = meta_number(m, "rope.scale_linear", 1);
         if (linear != 1) {
             r->kind = ROPE_LINEAR;
@@ -412,7 +420,7 @@ static linnet_status read_gguf(const struct checkpoint *cp, struct model_config 
                                        "tokenizer.ggml.eom_token_id"};
     int64_t id;
     for (size_t i = 0; i < 3; i++)
-        if (gguf_integer(g, ends[i], &id)) add_eos(c, id);
+        if (gguf_integer(g, ends[i], &id)) model_config_add_eos(c, id);
     meta_sampling(g, c);
     return m.status;
 }

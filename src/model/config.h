@@ -44,4 +44,7 @@ const char *architecture_name(enum architecture arch);
 linnet_status model_config_read(const struct checkpoint *cp, struct model_config *out,
                                 linnet_error *err);
 
+/* One more end token; ids outside the matrix, such as -1, are ignored. */
+void model_config_add_eos(struct model_config *c, int64_t id);
+
 #endif

@@ -27,11 +27,12 @@ linnet_status decoder_step_observed(struct decoder *d, const struct step *s,
     const struct ops *ops = d->ops;
     struct backend *b = d->backend;
     prepare_rope(d, s);
+    ops->begin(b, s, d->rope_rows, observe == ignore);
     ops->embed(b, s, d->embedding);
     observe(user, "embed", -1);
     for (int32_t i = 0; i < d->config->shape.n_layers; i++) {
         const struct layer *layer = &d->layers[i];
-        ops->qkv(b, s, i, layer, d->rope_rows);
+        ops->qkv(b, s, i, layer);
         observe(user, "qkv", i);
         ops->attention(b, s, i);
         observe(user, "attention", i);
@@ -117,11 +118,12 @@ static struct vector *load_vectors(struct loader *l, const struct tensor *const 
     struct vector *v = NULL;
     if (l->status != LINNET_OK || !tensors[0]) return NULL;
     for (int i = 0; i < n && tensors[i]; i++) count += tensors[i]->shape[0];
-    float *raw = mem_new((size_t)count * 2, sizeof(float)), *values = raw + count;
+    float *raw = mem_new((size_t)count * 2, sizeof(float));
     if (!raw) {
         l->status = error_memory(l->err, "a weight vector", (size_t)count * 2 * sizeof(float));
         return NULL;
     }
+    float *values = raw + count;
     for (int i = 0; i < n && tensors[i]; at += tensors[i++]->shape[0]) {
         dtype_to_f32(tensors[i]->dtype, tensors[i]->data, tensors[i]->shape[0], raw + at);
         loaded(l, tensors[i]);
@@ -209,8 +211,8 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
         struct loader l = {.d = d, .progress = progress, .user = user, .err = err};
         for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;
         load_all(&l, cp, &w);
-        if (progress) progress(user, l.total, l.total);
         status = l.status;
+        if (progress && status == LINNET_OK) progress(user, l.total, l.total);
     }
     weights_free(&w);
     if (status != LINNET_OK) {
@@ -232,20 +234,48 @@ void decoder_destroy(struct decoder *d)
     free(d);
 }
 
+/* ---- the plan ------------------------------------------------------------------------------ */
+
+static int64_t vector_bytes(const struct tensor *t)
+{
+    return t ? t->shape[0] * (int64_t)sizeof(float) : 0;
+}
+
+static int64_t matrix_bytes(const struct ops *ops, const struct tensor *t)
+{
+    return t ? ops->matrix_bytes(t->dtype, t->shape[0], t->shape[1]) : 0;
+}
+
+static int64_t layer_bytes(const struct ops *ops, const struct layer_tensors *l)
+{
+    const struct tensor *matrices[] = {l->qkv[0], l->qkv[1], l->qkv[2], l->o_proj,
+                                       l->gate,   l->up,     l->down};
+    const struct tensor *vectors[] = {l->input_norm, l->post_norm, l->bias[0], l->bias[1],
+                                      l->bias[2],    l->q_norm,    l->k_norm,  l->o_bias};
+    int64_t bytes = 0;
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
+        bytes += matrix_bytes(ops, matrices[i]);
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) bytes += vector_bytes(vectors[i]);
+    return bytes;
+}
+
+int64_t decoder_buffer_bytes(const struct model_config *config, const struct limits *limits)
+{
+    int64_t head_dim = config->shape.head_dim,
+            table = config->rope.kind == ROPE_DYNAMIC ? 0 : limits->max_context;
+    return (limits->max_tokens + table) * head_dim * (int64_t)sizeof(float);
+}
+
 linnet_status decoder_check_tensors(const struct checkpoint *cp, const struct model_config *config,
                                     const struct ops *ops, int64_t *weight_bytes, linnet_error *err)
 {
     struct weights w;
     linnet_status status = weights_bind(cp, config, &w, err);
     if (status != LINNET_OK) return status;
-    int64_t bytes = 0;
-    for (size_t i = 0; i < cp->n_tensors; i++) {
-        const struct tensor *t = &cp->tensors[i];
-        if (t->n_dims != 2)
-            bytes += t->shape[0] * (int64_t)sizeof(float);
-        else if (t != w.embedding || w.head == w.embedding)
-            bytes += ops->matrix_bytes(t->dtype, t->shape[0], t->shape[1]);
-    }
+    int64_t bytes =
+        vector_bytes(w.final_norm) + vector_bytes(w.rope_freqs) + matrix_bytes(ops, w.head);
+    bytes += ops->embedding_bytes(w.embedding->dtype, w.embedding->shape[0], w.embedding->shape[1]);
+    for (int32_t i = 0; i < config->shape.n_layers; i++) bytes += layer_bytes(ops, &w.layers[i]);
     weights_free(&w);
     *weight_bytes = bytes;
     return LINNET_OK;

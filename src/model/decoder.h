@@ -42,6 +42,9 @@ linnet_status decoder_check_tensors(const struct checkpoint *cp, const struct mo
                                     const struct ops *ops, int64_t *weight_bytes,
                                     linnet_error *err);
 
+/* Bytes that the decoder itself reserves besides its backend: the RoPE table and a step's rows. */
+int64_t decoder_buffer_bytes(const struct model_config *config, const struct limits *limits);
+
 /*
  * Runs a step and waits for it. Logits of wanted row i: decoder_logits(d, i), [vocab], valid until
  * the next step. Fails only if the device does. Allocates nothing.

@@ -99,10 +99,17 @@ static void fill_blocks(const struct tensor *t, uint8_t *data, uint64_t *state)
     size_t block = (size_t)dtype_block_bytes(t->dtype), i = 0;
     for (; i + 8 <= t->bytes; i += 8) memcpy(data + i, &(uint64_t){next(state)}, 8);
     for (; i < t->bytes; i++) data[i] = (uint8_t)next(state);
-    uint16_t d = f16_from_f32(t->dtype == DTYPE_Q8_0 ? 3e-4f : 4e-3f), m = f16_from_f32(-3e-2f);
+    /* scales that bring the weights to a few hundredths, as trained ones are */
+    static const float scales[DTYPE_COUNT] = {
+        [DTYPE_Q8_0] = 3e-4f, [DTYPE_Q4_0] = 4e-3f, [DTYPE_Q4_1] = 4e-3f, [DTYPE_Q5_0] = 2e-3f,
+        [DTYPE_Q5_1] = 2e-3f, [DTYPE_Q4_K] = 1e-4f, [DTYPE_Q5_K] = 5e-5f, [DTYPE_Q6_K] = 1e-5f};
+    static const float minima[DTYPE_COUNT] = {
+        [DTYPE_Q4_1] = -3e-2f, [DTYPE_Q5_1] = -3e-2f, [DTYPE_Q4_K] = 8e-4f, [DTYPE_Q5_K] = 8e-4f};
+    uint16_t d = f16_from_f32(scales[t->dtype]), m = f16_from_f32(minima[t->dtype]);
+    size_t at = t->dtype == DTYPE_Q6_K ? offsetof(struct block_q6_k, d) : 0;
     for (size_t b = 0; b < t->bytes; b += block) {
-        memcpy(data + b, &d, 2);
-        if (t->dtype == DTYPE_Q4_1) memcpy(data + b + 2, &m, 2);
+        memcpy(data + b + at, &d, 2);
+        if (minima[t->dtype] != 0) memcpy(data + b + 2, &m, 2);
     }
 }
 
@@ -157,10 +164,11 @@ linnet_status random_checkpoint(const char *shape, enum dtype dtype, uint64_t se
 linnet_status random_checkpoint_of(const struct random_shape *p, enum dtype dtype, uint64_t seed,
                                    struct checkpoint **out, linnet_error *err)
 {
-    if (dtype > DTYPE_Q4_1)
+    int64_t block = dtype_block(dtype);
+    if (p->hidden % block || p->intermediate % block || p->heads * p->head_dim % block)
         return error_set(err, LINNET_INVALID,
-                         "random weights come as F32, F16, BF16, Q8_0, Q4_0 or Q4_1, not %s",
-                         dtype_name(dtype));
+                         "%s has rows that are no multiple of the %lld weights of a %s block",
+                         p->name, (long long)block, dtype_name(dtype));
     size_t room = (size_t)p->layers * 14 + 3;
     struct table t = {
         .tensors = mem_new(room, sizeof *t.tensors), .names = mem_new(room, NAME), .dtype = dtype};

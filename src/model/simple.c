@@ -54,7 +54,7 @@ linnet_status simple_forward(struct simple *s, const int32_t *tokens, int32_t n_
 {
     const struct limits *limits = &s->d->limits;
     size_t vocab = (size_t)s->d->config->shape.vocab;
-    if (n > s->max_blocks * KV_BLOCK)
+    if (n > s->max_blocks * KV_BLOCK || n > limits->max_context)
         return error_set(err, LINNET_TOO_LONG, "%d tokens do not fit into %d blocks of %d", n,
                          s->max_blocks, KV_BLOCK);
     if (chunk <= 0 || chunk > limits->max_tokens) chunk = limits->max_tokens;
@@ -91,15 +91,14 @@ linnet_status simple_forward(struct simple *s, const int32_t *tokens, int32_t n_
 }
 
 linnet_status simple_generate(struct simple *s, int32_t *tokens, int32_t n_prompt, int32_t n_new,
-                              bool with_cache, linnet_error *err)
+                              int32_t n_allowed, bool with_cache, linnet_error *err)
 {
-    int32_t vocab = s->d->config->shape.vocab;
     for (int32_t n = n_prompt; n < n_prompt + n_new; n++) {
         int32_t from = with_cache && n > n_prompt ? n - 1 : 0, best = 0;
         linnet_status status =
             simple_forward(s, tokens, n_prompt, from, n, 0, false, s->logits, err);
         if (status != LINNET_OK) return status;
-        for (int32_t i = 1; i < vocab; i++)
+        for (int32_t i = 1; i < n_allowed; i++)
             if (s->logits[i] > s->logits[best]) best = i;
         tokens[n] = best;
     }

@@ -22,9 +22,9 @@ linnet_status simple_forward(struct simple *s, const int32_t *tokens, int32_t n_
                              int32_t from, int32_t n, int32_t chunk, bool all, float *logits,
                              linnet_error *err);
 
-/* Greedy continuation of tokens[0..n_prompt) by n_new tokens, written behind them. Without cache
- * every token recomputes the whole sequence. */
+/* Greedy continuation of tokens[0..n_prompt) by n_new tokens below n_allowed, written behind them.
+ * Without cache every token recomputes the whole sequence. */
 linnet_status simple_generate(struct simple *s, int32_t *tokens, int32_t n_prompt, int32_t n_new,
-                              bool with_cache, linnet_error *err);
+                              int32_t n_allowed, bool with_cache, linnet_error *err);
 
 #endif

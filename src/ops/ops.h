@@ -48,6 +48,7 @@ struct limits {
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
+    bool eager;          /* a device must not replay recorded steps */
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
@@ -95,6 +96,9 @@ enum buffer {
  */
 struct ops {
     const char *name; /* "reference", "cpu", "cuda" */
+    /* Relative error (rms) with which activations are kept between operations: 0 for fp32, 0.0017
+     * for bf16. */
+    double activation_error;
 
     /* `pool` is the caller's and outlives the backend; a device backend may ignore it. */
     linnet_status (*open)(const struct shape *shape, const struct limits *limits, struct pool *pool,
@@ -112,15 +116,20 @@ struct ops {
 
     /* Bytes, for the plan made before anything is loaded. */
     int64_t (*matrix_bytes)(enum dtype dtype, int64_t rows, int64_t columns);
+    int64_t (*embedding_bytes)(enum dtype dtype, int64_t rows, int64_t columns);
     int64_t (*cache_bytes)(const struct shape *shape, int32_t n_blocks);
-    int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits);
+    int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits,
+                            int32_t n_threads);
 
+    /* The step that the following operations belong to, and its rope rows [n_tokens, head_dim] (cos
+     * of the first half of the dimensions, then sin). `whole`: nobody looks at buffers before
+     * finish, so that a device may replay a recording of the same shape instead of the operations.
+     */
+    void (*begin)(struct backend *b, const struct step *s, const float *rope, bool whole);
     /* x = rows of the embedding */
     void (*embed)(struct backend *b, const struct step *s, const struct matrix *embedding);
-    /* RMSNorm, one GEMM, bias, q/k norm, RoPE by rope [n_tokens, head_dim] (cos of the first half
-     * of the dimensions, then sin), K and V into their slots of this layer's cache */
-    void (*qkv)(struct backend *b, const struct step *s, int32_t layer, const struct layer *w,
-                const float *rope);
+    /* RMSNorm, one GEMM, bias, q/k norm, RoPE, K and V into their slots of this layer's cache */
+    void (*qkv)(struct backend *b, const struct step *s, int32_t layer, const struct layer *w);
     /* paged grouped-query attention over the block table; scores scaled by head_dim^-0.5 */
     void (*attention)(struct backend *b, const struct step *s, int32_t layer);
     /* x += attn W^T (+ bias) */
@@ -134,6 +143,9 @@ struct ops {
                  const struct matrix *w);
     linnet_status (*finish)(struct backend *b, linnet_error *err);
 
+    /* Read bandwidth of the device's memory, measured now, in bytes a second; NULL: the host's. */
+    double (*read_bandwidth)(void);
+
     /* After finish. Logits of wanted row i: [vocab] fp32 in host memory, until the next step. */
     const float *(*logits)(struct backend *b, int32_t i);
     void (*read_buffer)(struct backend *b, enum buffer which, int32_t row, float *out);
@@ -143,6 +155,20 @@ struct ops {
 
 extern const struct ops ops_reference; /* plain C, top to bottom readable */
 extern const struct ops ops_cpu;       /* vector code, chosen at run time */
+
+/*
+ * The CUDA backend is a shared object, liblinnet_cuda.so, so that the same program runs where there
+ * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
+ * gets the device's name for people, *free_bytes the memory that is free on it.
+ */
+enum { OPS_ABI = 1 }; /* grows with every change of this header */
+struct ops_cuda_request {
+    int abi, index;
+};
+typedef const struct ops *(*ops_cuda_fn)(const struct ops_cuda_request *request, char *text,
+                                         size_t text_size, int64_t *free_bytes, linnet_error *err);
+#define OPS_CUDA_LIBRARY "liblinnet_cuda.so"
+#define OPS_CUDA_SYMBOL  "linnet_cuda_ops"
 
 /* The instruction set that ops_cpu uses here: "avx512", "avx2", "generic". `force` (tests): one of
  * these names, or NULL for the best; false if the machine cannot. */

@@ -12,6 +12,8 @@
 #include "base/threads.h"
 #include "ops/cpu/kernels.h"
 
+static_assert((int)PANEL == (int)KV_BLOCK, "a vector of scores is a block of keys");
+
 /* Rows of one dtype; a matrix merged from q, k and v may have up to four such segments. */
 struct segment {
     enum pack pack;
@@ -48,7 +50,8 @@ struct backend {
     float *x, *norm, *qkv, *attn, *gate_up, *act, *logits; /* rows of the step; qkv holds q, k, v */
     float *buffers;
     size_t buffer_bytes;
-    float *scratch; /* [threads][scratch_size] */
+    const float *rope; /* the step's rows */
+    float *scratch;    /* [threads][scratch_size] */
     int64_t scratch_size;
 };
 
@@ -125,15 +128,27 @@ static int64_t thread_scratch(const struct shape *s, const struct limits *l)
     return (size + 63) / 64 * 64 + 64; /* threads do not share cache lines */
 }
 
-static int64_t cpu_buffer_bytes(const struct shape *s, const struct limits *l)
+static int64_t row_bytes(const struct shape *s, const struct limits *l)
 {
     return (int64_t)sizeof(float) *
            (l->max_tokens * row_width(s) + (int64_t)l->max_logits * s->vocab);
 }
 
+static int64_t cpu_buffer_bytes(const struct shape *s, const struct limits *l, int32_t n_threads)
+{
+    return row_bytes(s, l) + (int64_t)sizeof(float) * thread_scratch(s, l) * n_threads;
+}
+
 static int64_t cpu_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns)
 {
     return (rows + PANEL - 1) / PANEL * pack_panel_bytes(pack_of(dtype), columns);
+}
+
+/* Its rows are read where the file has them. */
+static int64_t cpu_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns)
+{
+    (void)dtype, (void)rows, (void)columns;
+    return 0;
 }
 
 static void cpu_close(struct backend *b)
@@ -186,12 +201,13 @@ static linnet_status cpu_open(const struct shape *shape, const struct limits *li
     b->pool = pool;
     b->kernels = forced ? forced : best_kernels();
     b->cache_bytes = (size_t)cpu_cache_bytes(shape, limits->n_blocks);
-    b->buffer_bytes = (size_t)cpu_buffer_bytes(shape, limits);
+    b->buffer_bytes = (size_t)row_bytes(shape, limits);
     b->scratch_size = thread_scratch(shape, limits);
     size_t scratch = (size_t)b->scratch_size * (size_t)pool_threads(pool) * sizeof(float);
-    b->cache = mem_pages(b->cache_bytes);
-    b->buffers = mem_pages(b->buffer_bytes);
-    b->scratch = mem_pages(scratch);
+    b->cache = mem_pages(b->cache_bytes,
+                         false); /* touched block by block: huge pages would zero far too much */
+    b->buffers = mem_pages(b->buffer_bytes, false);
+    b->scratch = mem_pages(scratch, false);
     if (!b->cache || !b->buffers || !b->scratch) {
         error_memory(err, "cache and activations", b->cache_bytes + b->buffer_bytes + scratch);
         cpu_close(b);
@@ -244,7 +260,7 @@ static linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part
     m->n_segments = n_parts;
     for (int i = 0; i < n_parts; i++)
         m->bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
-    m->pages = mem_pages(m->bytes);
+    m->pages = mem_pages(m->bytes, true);
     if (!m->pages) return error_memory(err, "a weight matrix", m->bytes);
     uint8_t *at = m->pages;
     for (int i = 0; i < n_parts; i++) {
@@ -369,7 +385,6 @@ struct rows_work {
     const struct layer *w;
     const struct vector *norm;
     const int32_t *row_of; /* norm: row i reads x row row_of[i]; NULL: row i */
-    const float *rope;
     const struct matrix_part *embedding;
     int32_t layer;
     int64_t n;
@@ -429,7 +444,7 @@ static void store_row(const struct rows_work *w, int64_t t)
         const struct vector *norm = h < s->n_heads ? w->w->q_norm : w->w->k_norm;
         float *head = row + h * head_dim;
         if (norm) b->kernels->rmsnorm(head, norm->v, head_dim, s->norm_eps, head);
-        b->kernels->rope(head, w->rope + t * head_dim, head_dim);
+        b->kernels->rope(head, b->rope + t * head_dim, head_dim);
     }
     int32_t slot = w->s->slot_mapping[t], offset = slot % KV_BLOCK;
     for (int32_t h = 0; h < s->n_kv_heads; h++) {
@@ -494,19 +509,24 @@ static void attention_share(void *arg, int thread, int n_threads)
 /* ---- the operations -----------------------------------------------------------------------------
  */
 
+static void cpu_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
+{
+    (void)s, (void)whole;
+    b->rope = rope;
+}
+
 static void cpu_embed(struct backend *b, const struct step *s, const struct matrix *embedding)
 {
     for_rows(&(struct rows_work){
         .b = b, .s = s, .embedding = &embedding->source, .n = s->n_tokens, .row = embed_row});
 }
 
-static void cpu_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w,
-                    const float *rope)
+static void cpu_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
 {
     norm_rows(b, w->input_norm, NULL, s->n_tokens);
     product(b, w->qkv, b->norm, s->n_tokens, b->qkv, w->qkv->rows, w->qkv_bias, false);
     for_rows(&(struct rows_work){
-        .b = b, .s = s, .w = w, .rope = rope, .layer = layer, .n = s->n_tokens, .row = store_row});
+        .b = b, .s = s, .w = w, .layer = layer, .n = s->n_tokens, .row = store_row});
 }
 
 static void cpu_attention(struct backend *b, const struct step *s, int32_t layer)
@@ -585,8 +605,10 @@ const struct ops ops_cpu = {
     .load_embedding = cpu_load_embedding,
     .load_vector = cpu_load_vector,
     .matrix_bytes = cpu_matrix_bytes,
+    .embedding_bytes = cpu_embedding_bytes,
     .cache_bytes = cpu_cache_bytes,
     .buffer_bytes = cpu_buffer_bytes,
+    .begin = cpu_begin,
     .embed = cpu_embed,
     .qkv = cpu_qkv,
     .attention = cpu_attention,

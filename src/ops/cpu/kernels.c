@@ -416,7 +416,32 @@ static void weigh_values(const float *p, const float *values, int64_t block_stri
     }
 }
 
-/* scores -> exp(score - max) in place, padded with zeros to whole vectors; returns their sum. */
+/* Scales n scores in place. Returns their maximum; *probe is 0, or NaN if one is not finite. */
+static float scale_scores(float *scores, int32_t n, float scale, float *probe)
+{
+    float lane[LANES], largest = -INFINITY;
+    vec max = v_set(-INFINITY), sum = v_set(0);
+    int32_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec s = v_load(scores + i) * v_set(scale);
+        max = v_max(max, s);
+        sum = sum + (s - s);
+        v_store(scores + i, s);
+    }
+    v_store(lane, max);
+    for (int l = 0; l < LANES; l++) largest = lane[l] > largest ? lane[l] : largest;
+    v_store(lane, sum);
+    *probe = 0;
+    for (int l = 0; l < LANES; l++) *probe += lane[l];
+    for (; i < n; i++) {
+        scores[i] *= scale;
+        largest = scores[i] > largest ? scores[i] : largest;
+        *probe += scores[i] - scores[i];
+    }
+    return largest;
+}
+
+/* scores -> exp(score - max) in place, zeros in the padding; returns their sum. */
 static float softmax_terms(float *scores, int32_t n, float max)
 {
     int32_t padded = (n + PANEL - 1) / PANEL * PANEL;
@@ -450,12 +475,8 @@ static void attend(const float *q, const float *keys, const float *values, int64
         const int32_t *blocks = block_table + first / PANEL;
         int32_t n = n_keys - first < ATTENTION_CHUNK ? n_keys - first : ATTENTION_CHUNK;
         chunk_scores(q, keys, block_stride, blocks, n, head_dim, scores);
-        float chunk_max = -INFINITY;
-        for (int32_t i = 0; i < n; i++) {
-            scores[i] *= scale;
-            chunk_max = scores[i] > chunk_max ? scores[i] : chunk_max;
-        }
-        float chunk_sum = softmax_terms(scores, n, chunk_max);
+        float probe, chunk_max = scale_scores(scores, n, scale, &probe);
+        float chunk_sum = softmax_terms(scores, n, chunk_max) + probe;
         weigh_values(scores, values, block_stride, blocks, n, head_dim, part);
         /* merge, ascending: both parts brought to the larger maximum */
         float new_max = max > chunk_max ? max : chunk_max;

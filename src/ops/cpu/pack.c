@@ -57,16 +57,6 @@ static void put_nibbles(uint8_t *q, int r, const uint8_t file[16])
     }
 }
 
-static int fifth_bit(const uint8_t high[4], int j)
-{
-    return (high[j / 8] >> (j % 8) & 1) << 4;
-}
-
-static int five_bits(const uint8_t q[16], const uint8_t high[4], int j)
-{
-    return (j < 16 ? q[j] & 15 : q[j - 16] >> 4) | fifth_bit(high, j);
-}
-
 static void put_q8_0(const void *block, int r, uint8_t *run)
 {
     struct block_q8_0 b;
@@ -98,7 +88,7 @@ static void put_q5_0(const void *block, int r, uint8_t *run)
     memcpy(&b, block, sizeof b);
     put_f16(run, r, b.d);
     for (int j = 0; j < GROUP; j++)
-        run[2 * PANEL + j * PANEL + r] = (uint8_t)(five_bits(b.q, b.high, j) - 16);
+        run[2 * PANEL + j * PANEL + r] = (uint8_t)(q5_quant(b.q, b.high, j) - 16);
 }
 
 static void put_q5_1(const void *block, int r, uint8_t *run)
@@ -108,7 +98,7 @@ static void put_q5_1(const void *block, int r, uint8_t *run)
     put_f16(run, r, b.d);
     put_f16(run + 2 * PANEL, r, b.m);
     for (int j = 0; j < GROUP; j++)
-        run[4 * PANEL + j * PANEL + r] = (uint8_t)five_bits(b.q, b.high, j);
+        run[4 * PANEL + j * PANEL + r] = (uint8_t)q5_quant(b.q, b.high, j);
 }
 
 static void put_k_scales(const uint8_t scales[12], int group, int r, uint8_t *run)
@@ -128,12 +118,9 @@ static void put_q4_k(const void *block, int r, uint8_t *run)
     uint8_t *p = run + 4 * PANEL;
     for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + NIBBLES) {
         put_k_scales(b.scales, g, r, p);
-        const uint8_t *q = b.q + g / 2 * GROUP;
-        for (int i = 0; i < GROUP / 2; i++) {
-            int low = g % 2 ? q[2 * i] >> 4 : q[2 * i] & 15,
-                high = g % 2 ? q[2 * i + 1] >> 4 : q[2 * i + 1] & 15;
-            p[2 * PANEL + i * PANEL + r] = (uint8_t)(low | high << 4);
-        }
+        for (int i = 0; i < GROUP / 2; i++)
+            p[2 * PANEL + i * PANEL + r] =
+                (uint8_t)(q4_k_quant(&b, g, 2 * i) | q4_k_quant(&b, g, 2 * i + 1) << 4);
     }
 }
 
@@ -146,10 +133,8 @@ static void put_q5_k(const void *block, int r, uint8_t *run)
     uint8_t *p = run + 4 * PANEL;
     for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + BYTES) {
         put_k_scales(b.scales, g, r, p);
-        const uint8_t *q = b.q + g / 2 * GROUP;
         for (int j = 0; j < GROUP; j++)
-            p[2 * PANEL + j * PANEL + r] =
-                (uint8_t)((g % 2 ? q[j] >> 4 : q[j] & 15) | (b.high[j] >> g & 1) << 4);
+            p[2 * PANEL + j * PANEL + r] = (uint8_t)q5_k_quant(&b, g, j);
     }
 }
 
@@ -160,15 +145,10 @@ static void put_q6_k(const void *block, int r, uint8_t *run)
     put_f16(run, r, b.d);
     uint8_t *p = run + 2 * PANEL;
     for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + BYTES) {
-        int half = g / 4, quarter = g % 4;
         p[r] = (uint8_t)b.scales[2 * g];
         p[PANEL + r] = (uint8_t)b.scales[2 * g + 1];
-        for (int j = 0; j < GROUP; j++) {
-            int byte = b.low[half * 64 + quarter % 2 * 32 + j];
-            int low = quarter < 2 ? byte & 15 : byte >> 4,
-                high = b.high[half * 32 + j] >> (2 * quarter) & 3;
-            p[2 * PANEL + j * PANEL + r] = (uint8_t)((low | high << 4) - 32);
-        }
+        for (int j = 0; j < GROUP; j++)
+            p[2 * PANEL + j * PANEL + r] = (uint8_t)q6_k_quant(&b, g, j);
     }
 }
 

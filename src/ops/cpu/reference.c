@@ -26,17 +26,18 @@ struct backend {
     struct limits limits;
     struct matrix *matrices; /* all loaded ones, for close */
     struct vector *vectors;
-    float *k, *v;   /* [n_layers, n_blocks * 16 slots, n_kv_heads, head_dim] */
-    float *x;       /* [max_tokens, hidden] */
-    float *norm;    /* [hidden] */
-    float *qkv;     /* [(n_heads + 2 n_kv_heads) head_dim] */
-    float *q;       /* [max_tokens, n_heads head_dim] */
-    float *attn;    /* [max_tokens, n_heads head_dim] */
-    float *gate_up; /* [2 intermediate] */
-    float *act;     /* [max_tokens, intermediate] */
-    float *out;     /* [hidden] */
-    float *scores;  /* [max_context] */
-    float *logits;  /* [max_logits, vocab] */
+    float *k, *v;      /* [n_layers, n_blocks * 16 slots, n_kv_heads, head_dim] */
+    float *x;          /* [max_tokens, hidden] */
+    float *norm;       /* [hidden] */
+    float *qkv;        /* [(n_heads + 2 n_kv_heads) head_dim] */
+    float *q;          /* [max_tokens, n_heads head_dim] */
+    float *attn;       /* [max_tokens, n_heads head_dim] */
+    float *gate_up;    /* [2 intermediate] */
+    float *act;        /* [max_tokens, intermediate] */
+    float *out;        /* [hidden] */
+    float *scores;     /* [max_context] */
+    float *logits;     /* [max_logits, vocab] */
+    const float *rope; /* the step's rows */
 };
 
 /* ---- the small operations ---------------------------------------------------------------- */
@@ -99,8 +100,10 @@ static int64_t reference_cache_bytes(const struct shape *s, int32_t n_blocks)
            s->head_dim;
 }
 
-static int64_t reference_buffer_bytes(const struct shape *s, const struct limits *l)
+static int64_t reference_buffer_bytes(const struct shape *s, const struct limits *l,
+                                      int32_t n_threads)
 {
+    (void)n_threads; /* it computes on one */
     int64_t a_token = s->hidden + 2 * s->n_heads * s->head_dim + s->intermediate;
     return (int64_t)sizeof(float) * (l->max_tokens * a_token + (int64_t)l->max_logits * s->vocab);
 }
@@ -195,6 +198,12 @@ static linnet_status reference_load_vector(struct backend *b, const float *value
 
 /* ---- the operations, in model order ------------------------------------------------------- */
 
+static void reference_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
+{
+    (void)s, (void)whole;
+    b->rope = rope;
+}
+
 static void reference_embed(struct backend *b, const struct step *s, const struct matrix *e)
 {
     size_t hidden = (size_t)b->shape.hidden;
@@ -212,13 +221,13 @@ static size_t slot_offset(const struct backend *b, int32_t layer, int32_t slot)
 }
 
 static void reference_qkv(struct backend *b, const struct step *s, int32_t layer,
-                          const struct layer *w, const float *rope)
+                          const struct layer *w)
 {
     const struct shape *shape = &b->shape;
     int32_t head_dim = shape->head_dim, q_size = shape->n_heads * head_dim;
     int32_t kv_size = shape->n_kv_heads * head_dim;
     for (int32_t t = 0; t < s->n_tokens; t++) {
-        const float *row = rope + (size_t)t * (size_t)head_dim;
+        const float *row = b->rope + (size_t)t * (size_t)head_dim;
         float *q = b->qkv, *k = b->qkv + q_size, *v = k + kv_size;
         plain_rmsnorm(b->x + (size_t)t * (size_t)shape->hidden, w->input_norm->v, shape->hidden,
                       shape->norm_eps, b->norm);
@@ -369,8 +378,10 @@ const struct ops ops_reference = {
     .load_embedding = reference_load_embedding,
     .load_vector = reference_load_vector,
     .matrix_bytes = reference_matrix_bytes,
+    .embedding_bytes = reference_matrix_bytes,
     .cache_bytes = reference_cache_bytes,
     .buffer_bytes = reference_buffer_bytes,
+    .begin = reference_begin,
     .embed = reference_embed,
     .qkv = reference_qkv,
     .attention = reference_attention,
