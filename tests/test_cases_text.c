@@ -53,10 +53,11 @@ static void assert_chat(const linnet_model *model, const json_t *test, const cha
 {
     char *rendered, *body = chat_body(json_object_get(test, "input"));
     int32_t *found;
-    size_t n;
+    size_t n, size;
     linnet_error err;
-    assert_ok(linnet_chat_tokenize(model, body, strlen(body), &rendered, NULL, &found, &n, &err),
+    assert_ok(linnet_chat_tokenize(model, body, strlen(body), &rendered, &size, &found, &n, &err),
               err);
+    assert_int_equal(size, strlen(expected));
     assert_string_equal(rendered, expected);
     for (size_t i = 0; ids && i < n; i++)
         assert_int_equal(found[i], json_integer_value(json_array_get(ids, i)));

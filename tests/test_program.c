@@ -504,21 +504,6 @@ static void type(const char *keys)
     assert_int_equal(write(terminal.fd, keys, strlen(keys)), strlen(keys));
 }
 
-/* The prompt, and the editor behind it: a Ctrl-D that comes before the terminal is in its hands is
- * eaten by the terminal. */
-static void await_prompt(void)
-{
-    const struct timespec pause = {0, 10000000};
-    struct termios settings;
-    await(">");
-    for (int i = 0; i < 1000; i++) {
-        assert_int_equal(tcgetattr(terminal.fd, &settings), 0);
-        if (!(settings.c_lflag & ICANON)) return;
-        nanosleep(&pause, NULL);
-    }
-    fail_msg("the line editor did not start");
-}
-
 static int close_terminal(void)
 {
     struct termios settings;
