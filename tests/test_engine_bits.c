@@ -185,6 +185,9 @@ static void reference_models(void **state)
     (void)state;
     static const char *const models[] = {"llama-dynamic", "llama-tiny", "qwen2-nano-f16",
                                          "gguf/qwen2-mini-q4_0.gguf"};
+#ifdef __SANITIZE_THREAD__
+    skip(); /* twenty times slower; own_model has shown the threads */
+#endif
     if (!reference_path("golden")) skip();
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         check_model(reference_path(models[i]));
