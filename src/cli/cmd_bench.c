@@ -315,7 +315,9 @@ static linnet_status engine_options(struct bench *b, linnet_engine_options *e, l
     if (e->kv_cache_memory) return LINNET_OK;
     linnet_status status = linnet_engine_plan(b->session.model, e, &plan, err);
     if (status) return status;
-    e->kv_cache_memory = batch * (longest + plan.block_tokens) * plan.kv_bytes_per_token;
+    int64_t tokens = batch * (longest + plan.block_tokens),
+            least = e->max_model_len + plan.block_tokens;
+    e->kv_cache_memory = (tokens > least ? tokens : least) * plan.kv_bytes_per_token;
     return LINNET_OK;
 }
 

@@ -1,13 +1,13 @@
 /*
  * attention.cu - paged grouped-query attention, decode and prefill alike: a block for one query
- * head of one token. Keys are taken in chunks of CHUNK_KEYS at absolute positions; the chunks'
- * results merge in ascending order.
+ * head of one token. Keys are taken in chunks of CHUNK_KEYS at absolute positions, a warp for each
+ * 32 of a chunk; the warps' results add up in ascending order, and so do the chunks'.
  */
 #include <float.h>
 
 #include "ops/cuda/cuda_internal.h"
 
-enum { THREADS = 128, MAX_HEAD = 256, KEYS_A_THREAD = CHUNK_KEYS / THREADS };
+enum { WARPS = CHUNK_KEYS / 32, THREADS = CHUNK_KEYS, MAX_HEAD = 256, PAIRS = MAX_HEAD / 64 };
 
 struct attention {
     const bf16 *q, *keys, *values;
@@ -34,73 +34,90 @@ template <bool MAX> static __device__ float block_reduce(float v)
     return all;
 }
 
+/* One key's score, 16 bytes at a time where rows are so aligned (every head_dim of 8). */
 static __device__ float dot(const float *q, const bf16 *key, int n)
 {
     float sum = 0;
-    for (int d = 0; d < n; d += 2) {
-        float2 k = __bfloat1622float2(*(const __nv_bfloat162 *)(key + d));
-        sum = fmaf(q[d], k.x, sum);
-        sum = fmaf(q[d + 1], k.y, sum);
+    int d = 0;
+    for (; n % 8 == 0 && d < n; d += 8) {
+        uint4 raw = *(const uint4 *)(key + d);
+        const __nv_bfloat162 *pair = (const __nv_bfloat162 *)&raw;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 k = __bfloat1622float2(pair[i]);
+            sum = fmaf(q[d + 2 * i], k.x, sum);
+            sum = fmaf(q[d + 2 * i + 1], k.y, sum);
+        }
     }
+    for (; d < n; d++) sum = fmaf(q[d], __bfloat162float(key[d]), sum);
     return sum;
+}
+
+/* part[] = sum over this warp's keys of weight * value, lane l holding pairs l, l + 32, ... */
+static __device__ void weigh_values(const bf16 *values, int64_t row, float weight, int n,
+                                    int head_dim, float2 part[PAIRS])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < PAIRS; k++) part[k] = make_float2(0, 0);
+#pragma unroll 4
+    for (int i = 0; i < n; i++) {
+        float w = __shfl_sync(~0u, weight, i);
+        const bf16 *value = values + __shfl_sync(~0u, row, i);
+#pragma unroll
+        for (int k = 0; k < PAIRS; k++) {
+            int d = 2 * (lane + 32 * k);
+            if (d >= head_dim) break;
+            float2 v = __bfloat1622float2(*(const __nv_bfloat162 *)(value + d));
+            part[k].x = fmaf(w, v.x, part[k].x);
+            part[k].y = fmaf(w, v.y, part[k].y);
+        }
+    }
 }
 
 static __global__ void __launch_bounds__(THREADS) attention_kernel(struct attention p)
 {
-    __shared__ float q[MAX_HEAD], weights[CHUNK_KEYS];
-    __shared__ int64_t rows[CHUNK_KEYS]; /* where each key's row begins */
+    __shared__ float q[MAX_HEAD], parts[WARPS][MAX_HEAD];
     int token = blockIdx.x, head = blockIdx.y, kv_head = head / (p.n_heads / p.n_kv_heads);
-    int n_keys = p.positions[token] + 1;
+    int n_keys = p.positions[token] + 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t *table = p.block_tables + (int64_t)p.seq_of[token] * p.max_blocks;
-    for (int d = threadIdx.x; d < p.head_dim; d += THREADS)
-        q[d] = __bfloat162float(p.q[((int64_t)token * p.n_heads + head) * p.head_dim + d]);
-    float max = -FLT_MAX, sum = 0, out[MAX_HEAD / THREADS] = {};
+    if (threadIdx.x < p.head_dim)
+        q[threadIdx.x] =
+            __bfloat162float(p.q[((int64_t)token * p.n_heads + head) * p.head_dim + threadIdx.x]);
+    __syncthreads();
+    float max = -FLT_MAX, sum = 0, out = 0; /* out: of dimension threadIdx.x */
     for (int first = 0; first < n_keys; first += CHUNK_KEYS) {
-        int n = min(n_keys - first, (int)CHUNK_KEYS);
-        float score[KEYS_A_THREAD], highest = -FLT_MAX, total = 0;
-        __syncthreads();
-        for (int i = threadIdx.x; i < n; i += THREADS) {
-            int key = first + i;
-            rows[i] = (((int64_t)table[key / KV_BLOCK] * p.n_kv_heads + kv_head) * KV_BLOCK +
-                       key % KV_BLOCK) *
-                      p.head_dim;
-        }
-        __syncthreads();
+        int key = first + threadIdx.x;
+        bool valid = key < n_keys;
+        int64_t row = 0;
+        if (valid)
+            row = (((int64_t)table[key / KV_BLOCK] * p.n_kv_heads + kv_head) * KV_BLOCK +
+                   key % KV_BLOCK) *
+                  p.head_dim;
+        float score = valid ? dot(q, p.keys + row, p.head_dim) * p.scale : -FLT_MAX;
+        float highest = block_reduce<true>(score);
+        float weight = valid ? expf(score - highest) : 0.0f;
+        float total = block_reduce<false>(weight);
+        float2 part[PAIRS];
+        int left = n_keys - first - warp * 32;
+        weigh_values(p.values, row, weight, left < 0 ? 0 : left < 32 ? left : 32, p.head_dim, part);
 #pragma unroll
-        for (int j = 0; j < KEYS_A_THREAD; j++) {
-            int i = threadIdx.x + j * THREADS;
-            score[j] = i < n ? dot(q, p.keys + rows[i], p.head_dim) * p.scale : -FLT_MAX;
-            highest = score[j] != score[j] ? score[j] : fmaxf(highest, score[j]);
+        for (int k = 0; k < PAIRS; k++) {
+            int d = 2 * (lane + 32 * k);
+            if (d < p.head_dim) *(float2 *)&parts[warp][d] = part[k];
         }
-        highest = block_reduce<true>(highest);
-#pragma unroll
-        for (int j = 0; j < KEYS_A_THREAD; j++) {
-            int i = threadIdx.x + j * THREADS;
-            float w = i < n ? expf(score[j] - highest) : 0.0f;
-            weights[i] = w;
-            total += w;
-        }
-        total = block_reduce<false>(total); /* also a barrier for weights */
+        __syncthreads();
         float new_max = fmaxf(max, highest), old_scale = first ? expf(max - new_max) : 0.0f,
-              scale = expf(highest - new_max);
-#pragma unroll
-        for (int k = 0; k < MAX_HEAD / THREADS; k++) {
-            int d = threadIdx.x + k * THREADS;
-            if (d >= p.head_dim) break;
-            float part = 0;
-            for (int i = 0; i < n; i++)
-                part = fmaf(weights[i], __bfloat162float(p.values[rows[i] + d]), part);
-            out[k] = out[k] * old_scale + part * scale;
-        }
+              scale = expf(highest - new_max), all = 0;
+        if (threadIdx.x < p.head_dim)
+            for (int w = 0; w < WARPS; w++) all += parts[w][threadIdx.x];
+        out = out * old_scale + all * scale;
         sum = sum * old_scale + total * scale;
         max = new_max;
+        __syncthreads(); /* parts is free again */
     }
-#pragma unroll
-    for (int k = 0; k < MAX_HEAD / THREADS; k++) {
-        int d = threadIdx.x + k * THREADS;
-        if (d < p.head_dim)
-            p.out[token * p.out_stride + head * p.head_dim + d] = __float2bfloat16(out[k] / sum);
-    }
+    if (threadIdx.x < p.head_dim)
+        p.out[token * p.out_stride + head * p.head_dim + threadIdx.x] = __float2bfloat16(out / sum);
 }
 
 void attention_run(struct backend *b, const struct step *s, int32_t layer)

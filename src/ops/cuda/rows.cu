@@ -115,15 +115,17 @@ void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, in
 
 static __global__ void silu_kernel(const float *gate_up, int32_t n, int64_t padded, bf16 *out)
 {
-    const float *gate = gate_up + (int64_t)blockIdx.x * 2 * n, *up = gate + n;
-    for (int i = threadIdx.x; i < padded; i += blockDim.x)
-        out[blockIdx.x * padded + i] =
-            __float2bfloat16(i < n ? gate[i] / (1.0f + expf(-gate[i])) * up[i] : 0.0f);
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= padded) return;
+    const float *gate = gate_up + (int64_t)blockIdx.y * 2 * n, *up = gate + n;
+    float value = i < n ? gate[i] / (1.0f + expf(-gate[i])) * up[i] : 0.0f;
+    out[blockIdx.y * padded + i] = __float2bfloat16(value);
 }
 
 void rows_silu_mul(struct backend *b, int32_t n)
 {
-    silu_kernel<<<(unsigned)n, THREADS, 0, b->stream>>>(
-        b->gate_up, b->shape.intermediate, padded_columns(b->shape.intermediate), b->act);
+    int64_t padded = padded_columns(b->shape.intermediate);
+    dim3 grid((unsigned)((padded + THREADS - 1) / THREADS), (unsigned)n);
+    silu_kernel<<<grid, THREADS, 0, b->stream>>>(b->gate_up, b->shape.intermediate, padded, b->act);
     cuda_good(b, cudaGetLastError(), "SiLU-mul");
 }
