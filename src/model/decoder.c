@@ -21,8 +21,7 @@ static void ignore(void *user, const char *operation, int32_t layer)
     (void)user, (void)operation, (void)layer;
 }
 
-linnet_status decoder_step_observed(struct decoder *d, const struct step *s,
-                                    decoder_observe_fn observe, void *user, linnet_error *err)
+static void enqueue(struct decoder *d, const struct step *s, decoder_observe_fn observe, void *user)
 {
     const struct ops *ops = d->ops;
     struct backend *b = d->backend;
@@ -45,12 +44,36 @@ linnet_status decoder_step_observed(struct decoder *d, const struct step *s,
     }
     if (s->n_logits > 0) ops->head(b, s, d->final_norm, d->head);
     observe(user, "head", -1);
-    return ops->finish(b, err);
+}
+
+linnet_status decoder_step_observed(struct decoder *d, const struct step *s,
+                                    decoder_observe_fn observe, void *user, linnet_error *err)
+{
+    enqueue(d, s, observe, user);
+    return d->ops->finish(d->backend, err);
 }
 
 linnet_status decoder_step(struct decoder *d, const struct step *s, linnet_error *err)
 {
     return decoder_step_observed(d, s, ignore, NULL, err);
+}
+
+bool decoder_can_choose(const struct decoder *d)
+{
+    return d->ops->submit != NULL;
+}
+
+linnet_status decoder_submit(struct decoder *d, const struct step *s,
+                             const struct choice_rule *rules, linnet_error *err)
+{
+    enqueue(d, s, ignore, NULL);
+    if (s->n_logits > 0) d->ops->choose(d->backend, s, rules);
+    return d->ops->submit(d->backend, err);
+}
+
+linnet_status decoder_collect(struct decoder *d, const struct chosen **out, linnet_error *err)
+{
+    return d->ops->collect(d->backend, out, err);
 }
 
 const float *decoder_logits(const struct decoder *d, int32_t i)
@@ -81,7 +104,7 @@ static void loaded(struct loader *l, const struct tensor *t)
  * in one tensor needs it cut there.
  */
 static struct matrix *load_stacked(struct loader *l, const struct tensor *const *tensors, int n,
-                                   int64_t turned, int32_t head_dim)
+                                   int64_t turned, int32_t head_dim, bool paired)
 {
     struct matrix_part parts[4];
     struct matrix *m = NULL;
@@ -94,10 +117,11 @@ static struct matrix *load_stacked(struct loader *l, const struct tensor *const 
                 row_bytes = dtype_bytes(t->dtype, columns);
         int64_t head = row >= turned ? 0 : rows < turned - row ? rows : turned - row;
         const char *data = t->data;
-        if (head) parts[n_parts++] = (struct matrix_part){t->dtype, data, head, columns, head_dim};
+        if (head)
+            parts[n_parts++] = (struct matrix_part){t->dtype, data, head, columns, head_dim, false};
         if (head < rows)
-            parts[n_parts++] =
-                (struct matrix_part){t->dtype, data + head * row_bytes, rows - head, columns, 0};
+            parts[n_parts++] = (struct matrix_part){
+                t->dtype, data + head * row_bytes, rows - head, columns, 0, paired};
         row += rows;
     }
     l->status = l->d->ops->load_matrix(l->d->backend, parts, n_parts, &m, l->err);
@@ -107,7 +131,7 @@ static struct matrix *load_stacked(struct loader *l, const struct tensor *const 
 
 static struct matrix *load_one(struct loader *l, const struct tensor *t)
 {
-    return load_stacked(l, &t, 1, 0, 0);
+    return load_stacked(l, &t, 1, 0, 0, false);
 }
 
 /* The same for vectors, as fp32. */
@@ -147,14 +171,14 @@ static void load_layer(struct loader *l, const struct layer_tensors *t, bool int
     int64_t turned = interleaved ? (int64_t)(s->n_heads + s->n_kv_heads) * s->head_dim : 0;
     const struct tensor *gate_up[2] = {t->gate, t->up};
     out->input_norm = load_norm(l, t->input_norm);
-    out->qkv = load_stacked(l, t->qkv, 3, turned, s->head_dim);
+    out->qkv = load_stacked(l, t->qkv, 3, turned, s->head_dim, false);
     out->qkv_bias = load_vectors(l, t->bias, 3, turned, s->head_dim);
     out->q_norm = load_norm(l, t->q_norm);
     out->k_norm = load_norm(l, t->k_norm);
     out->o_proj = load_one(l, t->o_proj);
     out->o_bias = load_norm(l, t->o_bias);
     out->post_norm = load_norm(l, t->post_norm);
-    out->gate_up = load_stacked(l, gate_up, 2, 0, 0);
+    out->gate_up = load_stacked(l, gate_up, 2, 0, 0, true);
     out->down = load_one(l, t->down);
 }
 
@@ -179,7 +203,7 @@ static void load_all(struct loader *l, const struct checkpoint *cp, const struct
 {
     struct decoder *d = l->d;
     const struct tensor *e = w->embedding;
-    struct matrix_part embedding = {e->dtype, e->data, e->shape[0], e->shape[1], 0};
+    struct matrix_part embedding = {e->dtype, e->data, e->shape[0], e->shape[1], 0, false};
     l->status = d->ops->load_embedding(d->backend, &embedding, &d->embedding, l->err);
     bool interleaved = cp->gguf && d->config->arch == ARCH_LLAMA; /* and in no other files */
     for (int32_t i = 0; i < d->config->shape.n_layers; i++)

@@ -52,6 +52,16 @@ int64_t decoder_buffer_bytes(const struct model_config *config, const struct lim
 linnet_status decoder_step(struct decoder *d, const struct step *s, linnet_error *err);
 const float *decoder_logits(const struct decoder *d, int32_t i);
 
+/*
+ * The same in two halves, where the device chooses tokens itself (see ops.h): `submit` starts a
+ * step and returns, `collect` waits for the oldest one and gives what was chosen for its wanted
+ * rows, until the next submit. At most two steps are under way. Neither mixes with decoder_step.
+ */
+bool decoder_can_choose(const struct decoder *d);
+linnet_status decoder_submit(struct decoder *d, const struct step *s,
+                             const struct choice_rule *rules, linnet_error *err);
+linnet_status decoder_collect(struct decoder *d, const struct chosen **out, linnet_error *err);
+
 /* Looks at buffers between operations: called after "embed", "qkv", "attention", "o_proj",
  * "gate_up", "down", "head" of each layer (-1 outside layers). For tests and check. */
 typedef void (*decoder_observe_fn)(void *user, const char *operation, int32_t layer);

@@ -20,8 +20,9 @@ enum { KV_BLOCK = 16 }; /* tokens a cache block; the block manager's BLOCK_TOKEN
 /* n_tokens tokens of any mix of sequences: prefill, a chunk of one, decode, or all at once. */
 struct step {
     int32_t n_tokens, n_seqs, n_logits;
-    int32_t max_blocks;          /* row length of block_tables */
-    const int32_t *token_ids;    /* [n_tokens] */
+    int32_t max_blocks; /* row length of block_tables */
+    /* [n_tokens]; -1 - i: the token that the device chose for wanted row i of the step before */
+    const int32_t *token_ids;
     const int32_t *positions;    /* [n_tokens] absolute position in its sequence */
     const int32_t *slot_mapping; /* [n_tokens] block * 16 + offset: where its K and V are stored */
     const int32_t *query_start;  /* [n_seqs + 1] first token of each sequence in the step */
@@ -32,6 +33,33 @@ struct step {
     /* [n_tokens] or NULL: the sequence length by which dynamic RoPE scaling turns that token (see
      * rope.h). Other models do not read it. */
     const int32_t *rope_lens;
+};
+
+/* What bias, penalties and bans do to one id of a row. */
+struct adjustment {
+    int32_t id;
+    float bias;    /* added first */
+    bool seen;     /* the repetition penalty touches it */
+    bool banned;   /* never chosen */
+    int32_t count; /* in the output: frequency and presence penalties */
+};
+
+/* How the token of a wanted row is chosen: struct sampling and struct sample_context of
+ * engine/sampler.h, which says what the fields mean and in which order they work. */
+struct choice_rule {
+    float temperature, top_p, min_p;
+    int32_t top_k;
+    float repetition_penalty, presence_penalty, frequency_penalty;
+    uint64_t seed, position, stream; /* of the random number */
+    int32_t n_allowed;
+    int32_t n_adjustments; /* each id once */
+    const struct adjustment *adjustments;
+};
+
+/* What came of it. */
+struct chosen {
+    int32_t id;           /* -1: none */
+    linnet_status status; /* LINNET_OK or LINNET_NUMERIC: the row is damaged, or none is left */
 };
 
 /* What a backend must know of a model. */
@@ -59,6 +87,7 @@ struct matrix_part {
     /* > 0: rows of each head of this size are interleaved for RoPE, as Llama GGUF files have them:
      * file row 2i + j is row i + j * size / 2 of the head. Loading puts them right. */
     int32_t interleaved;
+    bool paired; /* gate, then up, of equal shapes: a backend may lay their rows side by side */
 };
 
 /* The row of the file that holds row r of a head-interleaved matrix. */
@@ -143,6 +172,17 @@ struct ops {
                  const struct matrix *w);
     linnet_status (*finish)(struct backend *b, linnet_error *err);
 
+    /*
+     * A device that chooses tokens itself offers these three (NULL elsewhere), in place of finish:
+     * `choose` after head, [n_logits] rules, copied; `submit` starts the step and returns at
+     * once; `collect` waits for the oldest step that was submitted and gives what was chosen,
+     * [n_logits], until the next submit. Two steps may be under way. Logits of such a step are not
+     * fetched.
+     */
+    void (*choose)(struct backend *b, const struct step *s, const struct choice_rule *rules);
+    linnet_status (*submit)(struct backend *b, linnet_error *err);
+    linnet_status (*collect)(struct backend *b, const struct chosen **out, linnet_error *err);
+
     /* Read bandwidth of the device's memory, measured now, in bytes a second; NULL: the host's. */
     double (*read_bandwidth)(void);
 
@@ -161,7 +201,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 1 }; /* grows with every change of this header */
+enum { OPS_ABI = 2 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };

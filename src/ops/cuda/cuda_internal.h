@@ -18,13 +18,17 @@ extern "C" {
 typedef __nv_bfloat16 bf16;
 
 /*
- * A matrix for tensor cores: panels of 16 rows; of each 32 columns, lane l of a warp holds columns
- * 8 (l % 4) to 8 (l % 4) + 7 of rows l / 4 and l / 4 + 8, sixteen values side by side: the weights
- * of two products of m16n8k16. Columns are padded with zeros to a multiple of 32.
+ * A matrix for tensor cores: panels of 16 rows; of each 16 columns a panel has 512 bytes, 16 for
+ * each lane of a warp: the A fragment of m16n8k16, which is also that of a warp of wgmma. Lane
+ * 4 g + t holds, in this order, columns 2t, 2t + 1 of row g, of row g + 8, then columns 2t + 8,
+ * 2t + 9 of both. Columns are padded with zeros to a multiple of K_UNIT. `paired` (gate_up): panel
+ * p holds rows 8p to 8p + 7 of the upper half of the matrix, then the same of the lower half.
  */
 struct matrix {
-    int64_t rows, columns, padded; /* padded: columns, a multiple of 32 */
-    bf16 *data;                    /* packed; or, for the embedding, [rows, columns] */
+    int64_t rows, columns, padded; /* padded: columns, a multiple of K_UNIT */
+    int64_t panels;
+    bool paired;
+    bf16 *data; /* packed [panels, padded / 16, 32, 8]; or, for the embedding, [rows, columns] */
     struct matrix *next;
 };
 
@@ -33,7 +37,77 @@ struct vector {
     struct vector *next;
 };
 
-enum { K_STEP = 32, PANEL_ROWS = 16, N_SEGMENTS = 8, CHUNK_KEYS = 256 };
+enum { PANEL_ROWS = 16, K_UNIT = 64, CHUNK_KEYS = 64 };
+
+/*
+ * Columns are summed in segments of whole K_UNITs, a function of their number alone: one chain of
+ * tensor-core products of 16 columns each, ascending, from zero; then the segments' sums are added
+ * to zero in ascending order. Every kernel keeps to it.
+ */
+static inline __host__ __device__ int32_t n_segments(int64_t padded)
+{
+    return padded / K_UNIT >= 64 ? 16 : 8;
+}
+
+/* First column of segment s (s == n_segments: the end). Short matrices have empty segments, whose
+ * sum is zero. */
+static inline __host__ __device__ int64_t segment_begin(int64_t padded, int32_t s)
+{
+    return padded / K_UNIT * s / n_segments(padded) * K_UNIT;
+}
+
+/*
+ * Inputs of matrix products lie in one of two orders. Fragments, for products of up to 8 tokens
+ * and for GPUs before Hopper: [tokens / 8][padded / 32][8 tokens][4 lanes][8 values], so that a
+ * lane's 16 bytes are its B fragments of two m16n8k16. Cores, for wgmma: [padded / 64][capacity /
+ * 8][8 groups of 8 columns][8 tokens][8 columns], so that a tile is contiguous and made of the
+ * 8 x 16-byte core matrices of wgmma without swizzle.
+ */
+struct act {
+    bf16 *data;
+    int64_t padded;   /* columns, a multiple of K_UNIT */
+    int64_t capacity; /* tokens, a multiple of ACT_TOKENS */
+    bool cores;
+};
+
+enum { ACT_TOKENS = 128 };
+
+static inline __host__ __device__ int64_t act_at(const struct act &a, int64_t token, int64_t column)
+{
+    if (a.cores)
+        return ((column / 64 * (a.capacity / 8) + token / 8) * 8 + column % 64 / 8) * 64 +
+               token % 8 * 8 + column % 8;
+    int64_t in_step = column % 16, lane = in_step % 8 / 2;
+    return ((token / 8 * (a.padded / 32) + column / 32) * 8 + token % 8) * 32 + lane * 8 +
+           column % 32 / 16 * 4 + in_step / 8 * 2 + column % 2;
+}
+
+/*
+ * A product y[t][r] = sum of m[r] in[t], and what becomes of it. RMSNorm is in two halves: who
+ * writes the residual stream x also writes `act` = bf16(x * weight of the next norm) and, panel by
+ * panel, the sums of squares of x; who reads multiplies its sums by scale(t) = 1 / rms (norm.cuh).
+ */
+enum product_to {
+    TO_ROWS,     /* y[t][r] = scale sum + bias */
+    TO_RESIDUAL, /* y[t][r] += sum + bias; act, out_squares if there is a gamma */
+    TO_ACT       /* a paired matrix: act[t][r] = bf16(silu(scale sum_gate) * (scale sum_up)) */
+};
+
+struct product {
+    enum product_to to;
+    const struct matrix *m;
+    struct act in;
+    int32_t n; /* tokens */
+    /* scale(t) from squares[t][in_panels], `in_width` columns and eps; NULL: 1 */
+    const float *squares;
+    int32_t in_panels, in_width;
+    float eps;
+    const float *bias; /* [rows] or NULL */
+    float *y;          /* [n, rows] */
+    struct act out;
+    const float *gamma; /* [rows] */
+    float *out_squares; /* [n, panels] */
+};
 
 /* One step's numbers on the device, each [n_tokens] unless it says otherwise. */
 struct device_step {
