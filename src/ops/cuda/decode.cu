@@ -1,10 +1,10 @@
 /*
  * decode.cu - a whole decode step for up to 8 sequences in one kernel, for Hopper. A block on each
  * multiprocessor stays for the step; phases (QKV, attention, o_proj, gate_up, down, head) are
- * parted by barriers over all blocks. Weights depend on nothing, so every warp streams its own
- * share of all matrices, in the order in which it will need them, through a ring of its own in
- * shared memory: memory is read on while a barrier is waited for. The sums are those of
- * matrix_product and attention_run, bit for bit.
+ * parted by barriers over all blocks. Weights depend on nothing, so each warp's share of all
+ * matrices, in the order in which it will need them, streams through a ring of its own in shared
+ * memory: memory is read on while a barrier is waited for. The sums are those of matrix_product and
+ * attention_run, bit for bit.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +14,13 @@
 #include "ops/cuda/rope.cuh"
 
 enum {
-    WARPS = 16,
+    WARPS = 8, /* that compute; the others hold the one that copies weights */
     THREADS = 32 * WARPS,
-    HALF = WARPS / 2, /* the warps of a matrix with 8 segments: two panels at once */
-    SLAB = 2048,      /* bytes: K_UNIT columns of a panel */
-    BATCH_UNITS = 8,  /* K_UNITs whose inputs a lane holds in registers */
-    MOST_LAYERS = 128,
+    ALL_THREADS = THREADS + 128,
+    MOST_SLOTS = 16,
+    SLAB = 2048,             /* bytes: K_UNIT columns of a panel */
+    IN_FLIGHT = 4,           /* slabs of a warp on their way from memory at a time */
+    BATCH_UNITS = 8,         /* K_UNITs whose inputs a lane holds in registers */
     DIRECT_CHUNKS = 8,       /* up to this many, o_proj merges attention's chunks itself */
     ROW_PAD = 8,             /* bf16 values between rows in shared memory, against conflicts */
     SCORES = CHUNK_KEYS + 4, /* floats in a row of scores */
@@ -42,7 +43,7 @@ struct decode_args {
     const uint8_t *head;
     const bf16 *embedding;
     const float *first_norm;
-    const int2 *work; /* [N_PHASES][2 * blocks] first panel and end, of a half; of a block: even */
+    const int2 *work; /* [N_PHASES][blocks] first panel and end */
     struct phase_shape phases[N_PHASES];
     struct device_step step;
     const struct chosen *chosen;
@@ -80,6 +81,21 @@ static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uin
                  "l"(from), "r"(SLAB), "r"(shared_address(barrier))
                  : "memory");
 #endif
+}
+
+/* Whether the copy that a barrier counts has come. */
+static __device__ __forceinline__ bool has_come(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done = 1;
+#ifndef NEEDS_HOPPER
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+#endif
+    return done;
 }
 
 static __device__ __forceinline__ void wait_copy(uint64_t *barrier, uint32_t parity)
@@ -122,26 +138,28 @@ static __device__ __forceinline__ void load_transposed(uint32_t r[4], const bf16
 
 /* ---- shared memory ----------------------------------------------------------------------- */
 
-/* A warp's share of a phase: its panels, and the K_UNITs of its segment. */
+/* A warp's share of a phase: its panels, and the K_UNITs of its segment; of 16 segments it has two,
+ * the second from `middle` on. */
 struct share {
-    int32_t panel, panels_end, unit, units_end;
+    int32_t panel, panels_end, unit, middle, units_end;
 };
 
 struct shared {
-    float4 sums[2][WARPS][32]; /* by turns */
+    float4 sums[2][16][32]; /* by turns; [segment] */
     float scores[16][SCORES];
-    uint64_t full[WARPS][8];
-    const uint8_t *weights[4 * MOST_LAYERS + 1];
+    uint64_t full[WARPS][MOST_SLOTS];
+    int32_t taken[WARPS]; /* slabs that a warp is done with */
     struct share shares[WARPS][N_PHASES];
-    float scales[2][8];
+    float scales[8];
     int32_t positions[8];
 };
 
-/* The dynamic part: this struct, the rings, then queries, keys and values of a chunk. */
+/* All of it: this struct, the rings, queries, keys and values of a chunk, the layers. */
 struct memory {
     struct shared *s;
-    uint8_t *ring; /* of this warp */
+    uint8_t *ring; /* [WARPS][n_slots][SLAB] */
     bf16 *q, *k, *v;
+    struct decode_layer *layers;
 };
 
 static __host__ __device__ size_t chunk_bytes(int32_t head_dim)
@@ -149,19 +167,17 @@ static __host__ __device__ size_t chunk_bytes(int32_t head_dim)
     return (size_t)(16 + 2 * CHUNK_KEYS) * (size_t)(head_dim + ROW_PAD) * sizeof(bf16);
 }
 
-static __host__ __device__ size_t shared_bytes(int32_t head_dim, int32_t n_slots)
+static size_t shared_bytes(const struct shape *s, int32_t n_slots)
 {
     return (sizeof(struct shared) + 127) / 128 * 128 + (size_t)WARPS * n_slots * SLAB +
-           chunk_bytes(head_dim);
+           chunk_bytes(s->head_dim) + (size_t)s->n_layers * sizeof(struct decode_layer);
 }
 
 /* ---- the stream of weights --------------------------------------------------------------- */
 
-/* A warp's place in the sequence of slabs that it reads, and in its ring. */
+/* Where the copying of a warp's slabs has come to. */
 struct stream {
     int32_t layer, phase, panel, unit;
-    int32_t slot, free_slot;
-    uint32_t parity;
     bool ended;
 };
 
@@ -183,56 +199,84 @@ static __device__ __forceinline__ void next_phase(struct stream *w, const struct
     w->unit = shares[w->phase].unit;
 }
 
-/* Starts the copy of the next slab into a slot that is free. */
-static __device__ __forceinline__ void read_ahead(struct stream *w, const struct decode_args &a,
-                                                  const struct memory &m)
+static __device__ __forceinline__ void next_slab(struct stream *w, const struct decode_args &a,
+                                                 const struct share *shares)
 {
-    if (w->ended) return;
-    int warp = threadIdx.x / 32;
-    const struct share *shares = m.s->shares[warp];
-    if (threadIdx.x % 32 == 0) {
-        const uint8_t *matrix =
-            m.s->weights[w->phase == HEAD ? 4 * a.n_layers : 4 * w->layer + w->phase];
-        int64_t slab = (int64_t)w->panel * a.phases[w->phase].units + w->unit;
-        bulk_copy(m.ring + w->free_slot * SLAB, matrix + slab * SLAB,
-                  &m.s->full[warp][w->free_slot]);
-    }
-    if (++w->free_slot == a.n_slots) w->free_slot = 0;
     if (++w->unit < shares[w->phase].units_end) return;
     w->unit = shares[w->phase].unit;
     if (++w->panel == shares[w->phase].panels_end) next_phase(w, a, shares);
 }
 
-/* The A fragments of the next K_UNIT; its slot takes the slab that comes n_slots later. */
-static __device__ __forceinline__ void take_slab(struct stream *w, const struct decode_args &a,
+/*
+ * The warp that copies: a lane for each warp that computes. A slab is asked for when its slot is
+ * free, but no more than IN_FLIGHT at a time: requests that the memory cannot serve yet would stand
+ * in the way of those that a phase waits for.
+ */
+static __device__ void copy_weights(const struct decode_args &a, const struct memory &m)
+{
+    int warp = threadIdx.x % 32;
+    if (warp >= WARPS) return;
+    const struct share *shares = m.s->shares[warp];
+    uint8_t *ring = m.ring + (size_t)warp * a.n_slots * SLAB;
+    struct stream w = {-1, DOWN, 0, 0, false};
+    next_phase(&w, a, shares);
+    int32_t slot = 0, behind = 0, issued = 0; /* behind: the slot of slab issued - IN_FLIGHT */
+    uint32_t parity = 0;                      /* of behind */
+    while (!w.ended) {
+        bool full = issued - *(volatile int32_t *)&m.s->taken[warp] >= a.n_slots;
+        if (full || (issued >= IN_FLIGHT && !has_come(&m.s->full[warp][behind], parity))) {
+            __nanosleep(40); /* the others need the issue slots */
+            continue;
+        }
+        if (issued >= IN_FLIGHT) {
+            if (++behind == a.n_slots) behind = 0, parity ^= 1;
+        }
+        const uint8_t *matrix = w.phase == HEAD ? a.head : m.layers[w.layer].weights[w.phase];
+        int64_t slab = (int64_t)w.panel * a.phases[w.phase].units + w.unit;
+        bulk_copy(ring + slot * SLAB, matrix + slab * SLAB, &m.s->full[warp][slot]);
+        issued++;
+        if (++slot == a.n_slots) slot = 0;
+        next_slab(&w, a, shares);
+    }
+}
+
+/* A warp's place in its ring. */
+struct place {
+    int32_t slot, taken;
+    uint32_t parity;
+};
+
+/* The A fragments of the next K_UNIT. */
+static __device__ __forceinline__ void take_slab(struct place *w, const struct decode_args &a,
                                                  const struct memory &m, uint4 fragments[4])
 {
     int warp = threadIdx.x / 32;
     wait_copy(&m.s->full[warp][w->slot], w->parity);
-    const uint4 *slab = (const uint4 *)(m.ring + w->slot * SLAB) + threadIdx.x % 32;
+    const uint4 *slab =
+        (const uint4 *)(m.ring + ((size_t)warp * a.n_slots + w->slot) * SLAB) + threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 4; i++) fragments[i] = slab[32 * i];
     if (++w->slot == a.n_slots) w->slot = 0, w->parity ^= 1;
+    w->taken++;
     __syncwarp();
-    read_ahead(w, a, m);
+    if (threadIdx.x % 32 == 0) *(volatile int32_t *)&m.s->taken[warp] = w->taken;
 }
 
 /* ---- barriers ---------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void named_barrier(int id, int threads)
+/* All warps but the one that copies. */
+static __device__ __forceinline__ void sync_computing()
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+    asm volatile("bar.sync 1, %0;" ::"r"((int)THREADS) : "memory");
 }
 
 /* All that this block has written is visible to who has waited for the same barrier. */
 static __device__ __forceinline__ void arrive(const struct decode_args &a, unsigned *target)
 {
     *target += gridDim.x;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(a.arrived, 1u);
-    }
+    sync_computing();
+    if (threadIdx.x == 0)
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.arrived) : "memory");
 }
 
 static __device__ __forceinline__ void wait_all(const struct decode_args &a, unsigned target)
@@ -245,84 +289,95 @@ static __device__ __forceinline__ void wait_all(const struct decode_args &a, uns
                          : "l"(a.arrived)
                          : "memory");
         while ((int)(now - target) < 0);
-        __threadfence();
     }
-    __syncthreads();
+    sync_computing();
 }
 
 /* ---- products ---------------------------------------------------------------------------- */
 
-/* Inputs of a segment: units from `unit` on, at most BATCH_UNITS; two fragments each. */
-static __device__ __forceinline__ void load_inputs(const uint4 *x, int32_t stride, bool resident,
-                                                   int32_t n, int32_t unit, int32_t end,
-                                                   uint4 in[2 * BATCH_UNITS])
+/* What a phase multiplies: fragments, `stride` of them for 32 columns. */
+struct input {
+    const uint4 *x;
+    int32_t stride;
+};
+
+/* The inputs of one unit: two fragments. Lanes of tokens that are not there have zeros. */
+static __device__ __forceinline__ void load_unit(const struct input &from, int32_t unit, bool on,
+                                                 uint4 in[2])
 {
-    int lane = threadIdx.x % 32;
+    const uint4 *x = from.x + 2 * unit * from.stride + threadIdx.x % 32;
+    in[0] = in[1] = make_uint4(0, 0, 0, 0);
+    if (on) in[0] = x[0], in[1] = x[from.stride];
+}
+
+static __device__ __forceinline__ void multiply_unit(const uint4 f[4], const uint4 in[2],
+                                                     float c[4])
+{
 #pragma unroll
-    for (int i = 0; i < 2 * BATCH_UNITS; i++) {
-        in[i] = make_uint4(0, 0, 0, 0);
-        if (unit * 2 + i >= end * 2 || lane / 4 >= n) continue;
-        const uint4 *from = x + (int64_t)(unit * 2 + i) * stride + lane;
-        in[i] = resident ? *from : __ldcg(from);
+    for (int i = 0; i < 2; i++) {
+        mma_16816(c, f[2 * i].x, f[2 * i].y, f[2 * i].z, f[2 * i].w, in[i].x, in[i].y);
+        mma_16816(c, f[2 * i + 1].x, f[2 * i + 1].y, f[2 * i + 1].z, f[2 * i + 1].w, in[i].z,
+                  in[i].w);
     }
 }
 
-static __device__ __forceinline__ void multiply(struct stream *w, const struct decode_args &a,
-                                                const struct memory &m, int32_t n_units,
-                                                const uint4 in[2 * BATCH_UNITS], float c[4])
+static __device__ __forceinline__ void park_sums(float4 *sums, float c[4])
 {
-#pragma unroll
-    for (int u = 0; u < BATCH_UNITS; u++) {
-        if (u >= n_units) break;
-        uint4 f[4];
-        take_slab(w, a, m, f);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint4 v = in[2 * u + i];
-            mma_16816(c, f[2 * i].x, f[2 * i].y, f[2 * i].z, f[2 * i].w, v.x, v.y);
-            mma_16816(c, f[2 * i + 1].x, f[2 * i + 1].y, f[2 * i + 1].z, f[2 * i + 1].w, v.z, v.w);
-        }
-    }
+    sums[threadIdx.x % 32] = make_float4(c[0], c[1], c[2], c[3]);
+    c[0] = c[1] = c[2] = c[3] = 0;
 }
 
-/*
- * This block's panels of a matrix. x: fragments of the input, `stride` of them for 32 columns;
- * resident: they lie in shared memory.
- */
-static __device__ void product_phase(struct stream *w, const struct decode_args &a,
-                                     const struct memory &m, enum phase phase, const uint4 *x,
-                                     int32_t stride, bool resident, const struct product_end &end)
+/* This block's panels of a matrix, one after another; a segment or two of each for a warp. */
+static __device__ __forceinline__ void product_phase(struct place *w, const struct decode_args &a,
+                                                     const struct memory &m, int phase,
+                                                     const struct input &from,
+                                                     const struct product_end &end)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp / HALF;
-    bool whole = a.phases[phase].segments == WARPS; /* all warps work on one panel */
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, segments = a.phases[phase].segments;
     const struct share share = m.s->shares[warp][phase];
-    if (share.panel >= share.panels_end) return;
-    uint4 in[2 * BATCH_UNITS]; /* of the whole segment where it fits, the same for all panels */
-    load_inputs(x, stride, resident, a.n, share.unit, share.units_end, in);
-    bool fits = share.units_end - share.unit <= BATCH_UNITS;
-    if (end.scaled && warp % HALF < a.n) {
-        float scale = token_scale(a.squares + (int64_t)(warp % HALF) * a.hidden_panels,
-                                  a.hidden_panels, a.hidden, a.eps);
-        if (lane == 0) m.s->scales[half][warp % HALF] = scale;
-    }
+    int32_t total = share.units_end - share.unit, split = share.middle - share.unit;
+    bool keep = total <= BATCH_UNITS; /* inputs are the same for all panels */
+    bool on = lane / 4 < a.n;
+    uint4 in[BATCH_UNITS][2];
+    float c[4] = {0, 0, 0, 0};
+#pragma unroll 1
     for (int32_t panel = share.panel; panel < share.panels_end; panel++) {
-        int turn = (panel - share.panel) % 2, team = whole ? WARPS : HALF;
-        float c[4] = {0, 0, 0, 0};
-        for (int32_t first = share.unit; first < share.units_end; first += BATCH_UNITS) {
-            if (!fits && (first > share.unit || panel > share.panel))
-                load_inputs(x, stride, resident, a.n, first, share.units_end, in);
-            multiply(w, a, m, share.units_end - first, in, c);
+        int32_t done = panel - share.panel;
+        bool adds_up = warp == done % WARPS;
+        struct product_tail tail;
+        if (done == 0 || !keep)
+#pragma unroll
+            for (int u = 0; u < BATCH_UNITS; u++)
+                load_unit(from, share.unit + u, on && u < total, in[u]);
+        if (adds_up) load_tail(end, panel, 0, &tail);
+        if (done == 0 && end.scaled && warp < a.n) {
+            float scale =
+                token_scale(a.squares + warp * a.hidden_panels, a.hidden_panels, a.hidden, a.eps);
+            if (lane == 0) m.s->scales[warp] = scale;
         }
-        m.s->sums[turn][warp][lane] = make_float4(c[0], c[1], c[2], c[3]);
-        named_barrier(whole ? 3 : 1 + half, 32 * team);
-        int base = whole ? 0 : half * HALF;
-        if (warp - base != (panel - share.panel) % team) continue;
-        c[0] = c[1] = c[2] = c[3] = 0;
-        for (int s = 0; s < team; s++) {
-            float4 part = m.s->sums[turn][base + s][lane];
-            c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
+        float4(*sums)[32] = m.s->sums[done % 2] + warp * (segments / WARPS);
+#pragma unroll 1
+        for (int32_t first = 0; first < total; first += BATCH_UNITS)
+#pragma unroll
+            for (int u = 0; u < BATCH_UNITS; u++) {
+                if (first + u >= total) break;
+                if (first + u == split) park_sums(*sums++, c);
+                uint4 f[4];
+                take_slab(w, a, m, f);
+                multiply_unit(f, in[u], c);
+                int32_t next = first + u + BATCH_UNITS;
+                if (next < total) load_unit(from, share.unit + next, on, in[u]);
+            }
+        park_sums(*sums, c);
+        sync_computing();
+        if (!adds_up) continue;
+        float all[4] = {0, 0, 0, 0};
+#pragma unroll 8
+        for (int s = 0; s < segments; s++) {
+            float4 part = m.s->sums[done % 2][s][lane];
+            all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
         }
-        store_fragment(end, panel, 0, c, m.s->scales[half]);
+        store_fragment(end, panel, 0, all, tail, m.s->scales);
     }
 }
 
@@ -341,6 +396,7 @@ static __device__ __forceinline__ int32_t chunks_of(int32_t position)
 static __device__ bool find_task(const struct decode_args &a, const struct memory &m, int32_t index,
                                  struct task *out)
 {
+#pragma unroll 1
     for (int32_t token = 0; token < a.n; token++) {
         int32_t chunks = chunks_of(m.s->positions[token]), count = chunks * a.n_kv_heads;
         if (index < count) {
@@ -353,18 +409,19 @@ static __device__ bool find_task(const struct decode_args &a, const struct memor
 }
 
 /* Starts the copy of a chunk's keys and values but the newest, which this step makes. */
+template <int D>
 static __device__ void load_chunk(const struct decode_args &a, const struct memory &m,
                                   const struct decode_layer &layer, const struct task &t)
 {
-    int32_t position = m.s->positions[t.token], pieces = a.head_dim / 8,
-            row_size = a.head_dim + ROW_PAD;
+    int32_t position = m.s->positions[t.token], pieces = D / 8, row_size = D + ROW_PAD;
     const int32_t *table = a.step.block_tables + (int64_t)t.token * a.max_blocks;
+#pragma unroll 2
     for (int i = threadIdx.x; i < CHUNK_KEYS * pieces; i += THREADS) {
         int32_t row = i / pieces, d = i % pieces * 8, key = t.chunk * CHUNK_KEYS + row;
         bf16 *k = m.k + row * row_size + d, *v = m.v + row * row_size + d;
         if (key < position) {
             int64_t at = cache_offset(table[key / KV_BLOCK] * KV_BLOCK + key % KV_BLOCK, t.kv_head,
-                                      a.n_kv_heads, a.head_dim) +
+                                      a.n_kv_heads, D) +
                          d;
             copy_16(k, layer.keys + at);
             copy_16(v, layer.values + at);
@@ -377,40 +434,42 @@ static __device__ void load_chunk(const struct decode_args &a, const struct memo
 
 /* The group's queries, and the newest key and value if the chunk has them: rotated, in shared
  * memory; the latter in the cache too. */
+template <int D>
 static __device__ void load_newest(const struct decode_args &a, const struct memory &m,
                                    const struct decode_layer &layer, const struct task &t)
 {
     int warp = threadIdx.x / 32, group = a.n_heads / a.n_kv_heads;
     int32_t position = m.s->positions[t.token], heads = a.n_heads + a.n_kv_heads,
-            row_size = a.head_dim + ROW_PAD;
-    const float *rope = a.step.rope + (int64_t)t.token * a.head_dim;
-    const float *qkv = a.qkv + (int64_t)t.token * (heads + a.n_kv_heads) * a.head_dim;
+            row_size = D + ROW_PAD;
+    const float *rope = a.step.rope + (int64_t)t.token * D;
+    const float *qkv = a.qkv + (int64_t)t.token * (heads + a.n_kv_heads) * D;
     bool newest = position / CHUNK_KEYS == t.chunk;
-    int64_t at = cache_offset(a.step.slot_mapping[t.token], t.kv_head, a.n_kv_heads, a.head_dim);
+    int64_t at = cache_offset(a.step.slot_mapping[t.token], t.kv_head, a.n_kv_heads, D);
     int32_t row = position % CHUNK_KEYS * row_size;
+#pragma unroll 1
     for (int i = warp; i < group + 2; i += WARPS) {
         if (i < group)
-            rope_head(qkv + (t.kv_head * group + i) * a.head_dim, rope, layer.q_norm, a.head_dim,
-                      a.eps, m.q + i * row_size);
+            rope_head(qkv + (t.kv_head * group + i) * D, rope, layer.q_norm, D, a.eps,
+                      m.q + i * row_size);
         else if (newest && i == group)
-            rope_head(qkv + (a.n_heads + t.kv_head) * a.head_dim, rope, layer.k_norm, a.head_dim,
-                      a.eps, m.k + row, layer.keys + at);
+            rope_head(qkv + (a.n_heads + t.kv_head) * D, rope, layer.k_norm, D, a.eps, m.k + row,
+                      layer.keys + at);
         else if (newest)
-            copy_head(qkv + (heads + t.kv_head) * a.head_dim, a.head_dim, m.v + row,
-                      layer.values + at);
+            copy_head(qkv + (heads + t.kv_head) * D, D, m.v + row, layer.values + at);
     }
 }
 
 /* Scores of 8 keys by each of the first warps. */
+template <int D>
 static __device__ void chunk_scores(const struct decode_args &a, const struct memory &m)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int32_t row_size = a.head_dim + ROW_PAD;
+    int32_t row_size = D + ROW_PAD;
     if (warp >= KEY_TILES) return;
     float c[4] = {0, 0, 0, 0};
     const bf16 *q = m.q + lane % 16 * row_size + lane / 16 * 8;
     const bf16 *k = m.k + (warp * 8 + lane % 8) * row_size + lane / 8 % 2 * 8;
-    for (int32_t d = 0; d < a.head_dim; d += 16) {
+    for (int32_t d = 0; d < D; d += 16) {
         uint32_t qf[4], kf[2];
         load_matrices(qf, q + d);
         load_pair(kf, k + d);
@@ -422,22 +481,24 @@ static __device__ void chunk_scores(const struct decode_args &a, const struct me
 }
 
 /* Values and sums of head row `row` of the task's group, dimensions d and d + 1. */
+template <int D>
 static __device__ __forceinline__ void store_part(const struct decode_args &a, const struct task &t,
                                                   int row, int32_t d, float v0, float v1, float max,
                                                   float sum)
 {
     int32_t group = a.n_heads / a.n_kv_heads, head = t.kv_head * group + row;
-    if (row >= group || d >= a.head_dim) return;
+    if (row >= group || d >= D) return;
     int64_t part = ((int64_t)t.token * a.n_heads + head) * a.max_chunks + t.chunk;
-    *(float2 *)(a.parts + part * a.head_dim + d) = make_float2(v0, v1);
+    *(float2 *)(a.parts + part * D + d) = make_float2(v0, v1);
     if (d == 0) a.part_sums[part] = make_float2(max, sum);
 }
 
+template <int D>
 static __device__ void chunk_values(const struct decode_args &a, const struct memory &m,
                                     const struct task &t)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
-    int32_t row_size = a.head_dim + ROW_PAD;
+    int32_t row_size = D + ROW_PAD;
     int32_t left = m.s->positions[t.token] + 1 - t.chunk * CHUNK_KEYS;
     const int n_keys[2] = {left, left};
     float s[KEY_TILES][4];
@@ -449,7 +510,8 @@ static __device__ void chunk_values(const struct decode_args &a, const struct me
         s[i][0] = low.x, s[i][1] = low.y, s[i][2] = high.x, s[i][3] = high.y;
     }
     struct chunk c = chunk_weights(s, a.scale, n_keys, p);
-    for (int32_t tile = warp; tile < a.head_dim / 8; tile += WARPS) {
+#pragma unroll 1
+    for (int32_t tile = warp; tile < D / 8; tile += WARPS) {
         float o[4] = {0, 0, 0, 0};
         const bf16 *v = m.v + lane * row_size + tile * 8;
 #pragma unroll
@@ -461,40 +523,44 @@ static __device__ void chunk_values(const struct decode_args &a, const struct me
                       f[3]);
         }
         int32_t d = tile * 8 + lane % 4 * 2;
-        store_part(a, t, row, d, o[0], o[1], c.max[0], c.sum[0]);
-        store_part(a, t, row + 8, d, o[2], o[3], c.max[1], c.sum[1]);
+        store_part<D>(a, t, row, d, o[0], o[1], c.max[0], c.sum[0]);
+        store_part<D>(a, t, row + 8, d, o[2], o[3], c.max[1], c.sum[1]);
     }
 }
 
 /* Before the barrier: `begun` says that a chunk is on its way; after it: the block's tasks. */
+template <int D>
 static __device__ bool attention_begin(const struct decode_args &a, const struct memory &m,
                                        const struct decode_layer &layer)
 {
     struct task t;
     if (!find_task(a, m, (int32_t)blockIdx.x, &t)) return false;
-    load_chunk(a, m, layer, t);
+    load_chunk<D>(a, m, layer, t);
     return true;
 }
 
+template <int D>
 static __device__ void attention_phase(const struct decode_args &a, const struct memory &m,
                                        const struct decode_layer &layer)
 {
     struct task t;
+#pragma unroll 1
     for (int32_t i = (int32_t)blockIdx.x; find_task(a, m, i, &t); i += (int32_t)gridDim.x) {
         if (i != (int32_t)blockIdx.x) {
-            __syncthreads(); /* the chunk before is done with */
-            load_chunk(a, m, layer, t);
+            sync_computing(); /* the chunk before is done with */
+            load_chunk<D>(a, m, layer, t);
         }
-        load_newest(a, m, layer, t);
+        load_newest<D>(a, m, layer, t);
         asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncthreads();
-        chunk_scores(a, m);
-        __syncthreads();
-        chunk_values(a, m, t);
+        sync_computing();
+        chunk_scores<D>(a, m);
+        sync_computing();
+        chunk_values<D>(a, m, t);
     }
 }
 
 /* Two dimensions of a head of a token, from all its chunks (at most DIRECT_CHUNKS). */
+template <int D>
 static __device__ __forceinline__ float2 merge_few(const struct decode_args &a, int32_t token,
                                                    int32_t head, int32_t d, int32_t chunks)
 {
@@ -503,7 +569,7 @@ static __device__ __forceinline__ float2 merge_few(const struct decode_args &a, 
 #pragma unroll
     for (int c = 0; c < DIRECT_CHUNKS; c++) {
         if (c >= chunks) break;
-        values[c] = __ldcg((const float2 *)(a.parts + (part + c) * a.head_dim + d));
+        values[c] = __ldcg((const float2 *)(a.parts + (part + c) * D + d));
         sums[c] = __ldcg(a.part_sums + part + c);
     }
     float max = -INFINITY, sum = 0, old, add;
@@ -519,55 +585,64 @@ static __device__ __forceinline__ float2 merge_few(const struct decode_args &a, 
 }
 
 /* Attention's output as o_proj's input in shared memory: [columns / 32][n][4 lanes][8]. */
+template <int D>
 static __device__ void merge_directly(const struct decode_args &a, const struct memory &m)
 {
-    int32_t width = a.n_heads * a.head_dim, pairs = width / 2;
+    int32_t width = a.n_heads * D, pairs = width / 2;
     struct act to = {m.q, a.attn.padded, 8, false};
+#pragma unroll 1
     for (int i = threadIdx.x; i < a.n * pairs; i += THREADS) {
         int32_t token = i / pairs, column = i % pairs * 2;
-        float2 v = merge_few(a, token, column / a.head_dim, column % a.head_dim,
-                             chunks_of(m.s->positions[token]));
+        float2 v = merge_few<D>(a, token, column / D, column % D, chunks_of(m.s->positions[token]));
         int64_t at = act_at(to, 0, column); /* of token 0 among 8 */
         at = at / 256 * 32 * a.n + at % 256 + token * 32;
         *(uint32_t *)(m.q + at) = pack_bf16(v.x, v.y);
     }
+#pragma unroll 1
     for (int32_t i = width + (int32_t)threadIdx.x; i < a.attn.padded; i += THREADS)
+#pragma unroll 1
         for (int32_t token = 0; token < a.n; token++) {
             int64_t at = act_at(to, 0, i);
             m.q[at / 256 * 32 * a.n + at % 256 + token * 32] = __float2bfloat16(0.0f);
         }
-    __syncthreads();
+    sync_computing();
 }
 
 /* A block for one head of one token: chunks come to shared memory in rounds, their factors are
  * worked out first, then each thread runs through the chunks of its dimension. */
+template <int D>
 static __device__ void merge_phase(const struct decode_args &a, const struct memory &m)
 {
     float *values = (float *)m.k;
     float2 *factors = (float2 *)m.s->scores;
     __shared__ float running[2]; /* maximum, sum */
-    int32_t fits = (int32_t)(chunk_bytes(a.head_dim) - (size_t)((uint8_t *)m.k - (uint8_t *)m.q)) /
-                   (a.head_dim * (int32_t)sizeof(float));
+    int32_t fits = (int32_t)(chunk_bytes(D) - (size_t)((uint8_t *)m.k - (uint8_t *)m.q)) /
+                   (D * (int32_t)sizeof(float));
     int32_t most = (int32_t)(sizeof m.s->scores / sizeof(float2)),
             round = fits < most ? fits : most;
+#pragma unroll 1
     for (int32_t i = (int32_t)blockIdx.x; i < a.n * a.n_heads; i += (int32_t)gridDim.x) {
         int32_t token = i / a.n_heads, head = i % a.n_heads,
                 chunks = chunks_of(m.s->positions[token]);
         int64_t part = (int64_t)i * a.max_chunks;
         float out = 0;
         if (threadIdx.x == 0) running[0] = -INFINITY, running[1] = 0;
+#pragma unroll 1
         for (int32_t first = 0; first < chunks; first += round) {
             int32_t count = chunks - first < round ? chunks - first : round;
-            const float *from = a.parts + (part + first) * a.head_dim;
-            __syncthreads();
-            for (int j = threadIdx.x * 4; j < count * a.head_dim; j += THREADS * 4)
+            const float *from = a.parts + (part + first) * D;
+            sync_computing();
+#pragma unroll 1
+            for (int j = threadIdx.x * 4; j < count * D; j += THREADS * 4)
                 copy_16(values + j, from + j);
             asm volatile("cp.async.commit_group;" ::: "memory");
+#pragma unroll 1
             for (int j = threadIdx.x; j < count; j += THREADS)
                 factors[j] = __ldcg(a.part_sums + part + first + j);
-            __syncthreads();
+            sync_computing();
             if (threadIdx.x == 0) {
                 float max = running[0], sum = running[1], old, add;
+#pragma unroll 1
                 for (int j = 0; j < count; j++) {
                     merge_factors(&max, &sum, factors[j].x, factors[j].y, &old, &add);
                     factors[j] = make_float2(old, add);
@@ -575,52 +650,54 @@ static __device__ void merge_phase(const struct decode_args &a, const struct mem
                 running[0] = max, running[1] = sum;
             }
             asm volatile("cp.async.wait_all;" ::: "memory");
-            __syncthreads();
-            if (threadIdx.x < a.head_dim)
+            sync_computing();
+            if (threadIdx.x < D)
                 for (int j = 0; j < count; j++)
-                    out = merge_value(out, values[j * a.head_dim + threadIdx.x], factors[j].x,
-                                      factors[j].y);
+                    out = merge_value(out, values[j * D + threadIdx.x], factors[j].x, factors[j].y);
         }
-        if (threadIdx.x < a.head_dim)
-            a.attn.data[act_at(a.attn, token, head * a.head_dim + threadIdx.x)] =
+        if (threadIdx.x < D)
+            a.attn.data[act_at(a.attn, token, head * D + threadIdx.x)] =
                 __float2bfloat16(out / running[1]);
-        __syncthreads();
+        sync_computing();
     }
 }
 
 /* ---- the step ---------------------------------------------------------------------------- */
 
-static __device__ void set_up(struct stream *w, const struct decode_args &a, const struct memory &m)
+static __device__ void set_up(const struct decode_args &a, const struct memory &m)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = threadIdx.x; i < 4 * a.n_layers; i += THREADS)
-        m.s->weights[i] = a.layers[i / 4].weights[i % 4];
-    if (threadIdx.x == 0) m.s->weights[4 * a.n_layers] = a.head;
+    const int n_words = a.n_layers * (int)(sizeof *m.layers / sizeof(uint64_t));
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n_words; i += ALL_THREADS)
+        ((uint64_t *)m.layers)[i] = ((const uint64_t *)a.layers)[i];
     if (threadIdx.x < a.n) m.s->positions[threadIdx.x] = a.step.positions[threadIdx.x];
-    if (lane < N_PHASES) {
+    if (warp < WARPS && lane < N_PHASES) {
         const struct phase_shape p = a.phases[lane];
-        bool whole = p.segments == WARPS;
-        int32_t segment = whole ? warp : warp % HALF;
-        int2 panels = a.work[lane * 2 * gridDim.x + 2 * blockIdx.x + (whole ? 0 : warp / HALF)];
-        m.s->shares[warp][lane] = (struct share){panels.x, panels.y, p.units * segment / p.segments,
-                                                 p.units * (segment + 1) / p.segments};
+        int32_t mine = p.segments / WARPS, first = warp * mine;
+        int2 panels = a.work[lane * gridDim.x + blockIdx.x];
+        struct share *share = &m.s->shares[warp][lane];
+        share->panel = panels.x;
+        share->panels_end = panels.y;
+        share->unit = p.units * first / p.segments;
+        share->middle = p.units * (first + 1) / p.segments;
+        share->units_end = p.units * (first + mine) / p.segments;
     }
+    if (warp < WARPS && lane == 0) m.s->taken[warp] = 0;
 #ifndef NEEDS_HOPPER
-    if (lane < a.n_slots)
+    if (warp < WARPS && lane < a.n_slots)
         asm volatile(
             "mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&m.s->full[warp][lane])));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
     __syncthreads();
-    *w = (struct stream){-1, DOWN, 0, 0, 0, 0, 0, false};
-    if (a.n_layers > 0) next_phase(w, a, m.s->shares[warp]);
-    for (int i = 0; i < a.n_slots; i++) read_ahead(w, a, m);
 }
 
 /* x, and the first layer's input, from the embedding: a warp for each panel. */
 static __device__ void embed_phase(const struct decode_args &a)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int32_t panel = (int32_t)(blockIdx.x + gridDim.x * warp); panel < a.hidden_panels;
          panel += (int32_t)gridDim.x * WARPS)
         for (int j = 0; j < 2; j++) {
@@ -642,73 +719,86 @@ static __device__ void embed_phase(const struct decode_args &a)
         }
 }
 
-static __device__ struct product_end end_at(const struct decode_args &a, enum product_to to,
-                                            int64_t rows, int32_t panels, float *y)
+static __device__ __forceinline__ struct product_end
+end_of_phase(const struct decode_args &a, const struct memory &m, int phase, int32_t layer)
 {
-    struct product_end e = {to, a.n, panels, rows, to != TO_RESIDUAL, NULL, y, a.act, NULL, NULL};
-    if (to == TO_RESIDUAL) e.out = a.normed, e.out_squares = a.squares;
+    const struct decode_layer &w = m.layers[phase == HEAD ? 0 : layer];
+    struct product_end e = {};
+    e.to = phase == GATE_UP ? TO_ACT : phase == QKV || phase == HEAD ? TO_ROWS : TO_RESIDUAL;
+    e.n = a.n;
+    e.panels = a.hidden_panels;
+    e.rows = phase == QKV       ? (a.n_heads + 2 * a.n_kv_heads) * a.head_dim
+             : phase == GATE_UP ? 2 * a.intermediate
+             : phase == HEAD    ? a.vocab
+                                : a.hidden;
+    e.scaled = e.to != TO_RESIDUAL;
+    e.bias = phase == QKV ? w.qkv_bias : phase == O_PROJ ? w.o_bias : NULL;
+    e.y = phase == QKV ? a.qkv : phase == HEAD ? a.logits : a.x;
+    e.out = phase == GATE_UP ? a.act : a.normed;
+    e.out.cores = false; /* for the compiler */
+    e.gamma = phase == DOWN ? w.next_norm : phase == O_PROJ ? w.post_norm : NULL;
+    e.out_squares = a.squares;
     return e;
 }
 
-static __global__ void __launch_bounds__(THREADS, 1)
+/* From the layer's queries, keys and values to o_proj's input. Ends with a barrier of all blocks
+ * behind it. */
+template <int D>
+static __device__ __forceinline__ void attend(const struct decode_args &a, const struct memory &m,
+                                              const struct decode_layer &layer, unsigned *target)
+{
+    attention_phase<D>(a, m, layer);
+    arrive(a, target);
+    wait_all(a, *target);
+    if (a.merge_apart) {
+        merge_phase<D>(a, m);
+        arrive(a, target);
+        wait_all(a, *target);
+        return;
+    }
+    const struct share &share = m.s->shares[0][O_PROJ];
+    if (share.panel < share.panels_end) merge_directly<D>(a, m);
+}
+
+template <int D>
+static __global__ void __launch_bounds__(ALL_THREADS, 1)
     decode_kernel(const __grid_constant__ struct decode_args a)
 {
     extern __shared__ __align__(128) uint8_t raw[];
     uint8_t *rings = raw + (sizeof(struct shared) + 127) / 128 * 128;
-    int32_t row_size = a.head_dim + ROW_PAD;
+    int32_t row_size = D + ROW_PAD;
     struct memory m;
     m.s = (struct shared *)raw;
-    m.ring = rings + (size_t)(threadIdx.x / 32) * a.n_slots * SLAB;
+    m.ring = rings;
     m.q = (bf16 *)(rings + (size_t)WARPS * a.n_slots * SLAB);
     m.k = m.q + 16 * row_size;
     m.v = m.k + CHUNK_KEYS * row_size;
-    struct stream w;
-    set_up(&w, a, m);
+    m.layers = (struct decode_layer *)(m.v + CHUNK_KEYS * row_size);
+    set_up(a, m);
+    if (threadIdx.x >= THREADS) {
+        if (threadIdx.x < THREADS + 32) copy_weights(a, m);
+        return;
+    }
+    struct place w = {0, 0, 0};
     unsigned target = a.before;
     embed_phase(a);
     arrive(a, &target);
     wait_all(a, target);
-    int64_t width = (int64_t)(a.n_heads + 2 * a.n_kv_heads) * a.head_dim;
-    const uint4 *normed = (const uint4 *)a.normed.data;
-    for (int32_t i = 0; i < a.n_layers; i++) {
-        const struct decode_layer &layer = a.layers[i];
-        struct product_end end = end_at(a, TO_ROWS, width, 0, a.qkv);
-        end.bias = layer.qkv_bias;
-        product_phase(&w, a, m, QKV, normed, 32, false, end);
+#pragma unroll 1
+    for (int32_t i = 0; i <= 4 * a.n_layers; i++) {
+        int phase = i < 4 * a.n_layers ? i % 4 : HEAD;
+        struct input from = {(const uint4 *)a.normed.data, 32};
+        if (phase == DOWN) from.x = (const uint4 *)a.act.data;
+        if (phase == O_PROJ)
+            from = a.merge_apart ? (struct input){(const uint4 *)a.attn.data, 32}
+                                 : (struct input){(const uint4 *)m.q, 4 * a.n};
+        product_phase(&w, a, m, phase, from, end_of_phase(a, m, phase, i / 4));
+        if (phase == HEAD) break;
         arrive(a, &target);
-        attention_begin(a, m, layer);
+        if (phase == QKV) attention_begin<D>(a, m, m.layers[i / 4]);
         wait_all(a, target);
-        attention_phase(a, m, layer);
-        arrive(a, &target);
-        wait_all(a, target);
-        if (a.merge_apart) {
-            merge_phase(a, m);
-            arrive(a, &target);
-            wait_all(a, target);
-        }
-        end = end_at(a, TO_RESIDUAL, a.hidden, a.hidden_panels, a.x);
-        end.bias = layer.o_bias;
-        end.gamma = layer.post_norm;
-        const struct share *s0 = &m.s->shares[0][O_PROJ], *s1 = &m.s->shares[HALF][O_PROJ];
-        if (!a.merge_apart && (s0->panel < s0->panels_end || s1->panel < s1->panels_end))
-            merge_directly(a, m);
-        if (a.merge_apart)
-            product_phase(&w, a, m, O_PROJ, (const uint4 *)a.attn.data, 32, false, end);
-        else
-            product_phase(&w, a, m, O_PROJ, (const uint4 *)m.q, 4 * a.n, true, end);
-        arrive(a, &target);
-        wait_all(a, target);
-        product_phase(&w, a, m, GATE_UP, normed, 32, false,
-                      end_at(a, TO_ACT, 2 * (int64_t)a.intermediate, 0, NULL));
-        arrive(a, &target);
-        wait_all(a, target);
-        end = end_at(a, TO_RESIDUAL, a.hidden, a.hidden_panels, a.x);
-        end.gamma = layer.next_norm;
-        product_phase(&w, a, m, DOWN, (const uint4 *)a.act.data, 32, false, end);
-        arrive(a, &target);
-        wait_all(a, target);
+        if (phase == QKV) attend<D>(a, m, m.layers[i / 4], &target);
     }
-    product_phase(&w, a, m, HEAD, normed, 32, false, end_at(a, TO_ROWS, a.vocab, 0, a.logits));
 }
 
 /* ---- the host's side --------------------------------------------------------------------- */
@@ -742,17 +832,31 @@ static int32_t ring_slots(const struct backend *b)
 {
     int most = 0;
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device);
-    for (int32_t n = 8; n >= 2; n--)
-        if (shared_bytes(b->shape.head_dim, n) <= (size_t)most) return n;
+    for (int32_t n = MOST_SLOTS; n > IN_FLIGHT; n--)
+        if (shared_bytes(&b->shape, n) <= (size_t)most) return n;
     return 0;
+}
+
+typedef void (*decode_fn)(const struct decode_args);
+
+/* The kernel for a head_dim, or NULL. */
+static decode_fn kernel_for(int32_t head_dim)
+{
+    switch (head_dim) {
+    case 64: return decode_kernel<64>;
+    case 80: return decode_kernel<80>;
+    case 96: return decode_kernel<96>;
+    case 128: return decode_kernel<128>;
+    default: return NULL;
+    }
 }
 
 bool decode_open(struct backend *b)
 {
     const struct shape *s = &b->shape;
     int32_t slots = ring_slots(b);
-    if (b->capability < 90 || s->head_dim % 16 || s->n_heads / s->n_kv_heads > 16 ||
-        s->n_layers > MOST_LAYERS || slots == 0)
+    if (b->capability < 90 || !kernel_for(s->head_dim) || s->n_heads / s->n_kv_heads > 16 ||
+        slots == 0)
         return true; /* other kernels do it */
     struct decode *d = (struct decode *)mem_new(1, sizeof *d);
     if (!d) return cuda_good(b, cudaErrorMemoryAllocation, "decoding");
@@ -775,12 +879,12 @@ bool decode_open(struct backend *b)
                      "decoding") &&
            cuda_good(b,
                      cudaMalloc((void **)&d->work,
-                                (size_t)N_PHASES * 2 * (size_t)d->blocks * sizeof *d->work),
+                                (size_t)N_PHASES * (size_t)d->blocks * sizeof *d->work),
                      "decoding") &&
            cuda_good(b,
-                     cudaFuncSetAttribute(decode_kernel,
+                     cudaFuncSetAttribute(kernel_for(s->head_dim),
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shared_bytes(s->head_dim, slots)),
+                                          (int)shared_bytes(s, slots)),
                      "decoding");
 }
 
@@ -797,29 +901,25 @@ void decode_close(struct backend *b)
 }
 
 /*
- * Hands the panels of a phase to halves of blocks (or whole blocks), each to the one that has the
- * least to read so far, but no more than its even share of the phase unless `uneven`. Ranges are
- * in order of the halves.
+ * Hands the panels of a phase to blocks, each to the one that has the least to read so far, but no
+ * more than its even share of the phase unless `uneven`. Ranges are in order of the blocks.
  */
 static void share_out(int32_t blocks, struct phase_shape p, int64_t panels, bool uneven,
                       int64_t *load, int2 *out)
 {
-    bool whole = p.segments == WARPS;
-    int32_t halves = 2 * blocks, step = whole ? 2 : 1, workers = halves / step;
-    int64_t most = uneven ? panels : (panels + workers - 1) / workers;
-    for (int32_t i = 0; i < halves; i++) out[i] = make_int2(0, 0);
+    int64_t most = uneven ? panels : (panels + blocks - 1) / blocks;
+    int32_t first = 0;
+    for (int32_t i = 0; i < blocks; i++) out[i] = make_int2(0, 0);
     for (int64_t k = 0; k < panels; k++) {
         int32_t best = -1;
-        for (int32_t i = 0; i < halves; i += step)
+        for (int32_t i = 0; i < blocks; i++)
             if (out[i].y < most && (best < 0 || load[i] < load[best])) best = i;
         out[best].y++;
-        for (int32_t i = best; i < best + step; i++) load[i] += p.units / step;
+        load[best] += p.units;
     }
-    int32_t first = 0;
-    for (int32_t i = 0; i < halves; i += step) {
-        int32_t count = out[i].y;
-        for (int32_t j = i; j < i + step; j++) out[j] = make_int2(first, first + count);
-        first += count;
+    for (int32_t i = 0; i < blocks; i++) {
+        out[i] = make_int2(first, first + out[i].y);
+        first = out[i].y;
     }
 }
 
@@ -833,11 +933,11 @@ static void build_tables(struct backend *b, struct decode *d)
 {
     const struct shape *s = &b->shape;
     const struct layer *first = b->model.layers[0];
-    size_t halves = 2 * (size_t)d->blocks;
+    size_t blocks = (size_t)d->blocks;
     struct decode_layer *layers =
         (struct decode_layer *)mem_new((size_t)s->n_layers, sizeof *layers);
-    int2 *work = (int2 *)mem_new(N_PHASES * halves, sizeof *work);
-    int64_t *load = (int64_t *)mem_new(halves, sizeof *load);
+    int2 *work = (int2 *)mem_new(N_PHASES * blocks, sizeof *work);
+    int64_t *load = (int64_t *)mem_new(blocks, sizeof *load);
     if (!layers || !work || !load) cuda_good(b, cudaErrorMemoryAllocation, "decoding");
     const struct matrix *matrices[N_PHASES] = {first->qkv, first->o_proj, first->gate_up,
                                                first->down, b->model.head};
@@ -845,11 +945,11 @@ static void build_tables(struct backend *b, struct decode *d)
     for (int i = 0; i < N_PHASES; i++) d->args.phases[i] = shape_of(matrices[i]);
     for (int i = 0; b->failed == cudaSuccess && i < 4; i++)
         share_out(d->blocks, d->args.phases[order[i]], matrices[order[i]]->panels,
-                  order[i] == GATE_UP, load, work + order[i] * halves);
+                  order[i] == GATE_UP, load, work + order[i] * blocks);
     if (b->failed == cudaSuccess) {
-        memset(load, 0, halves * sizeof *load);
+        memset(load, 0, blocks * sizeof *load);
         share_out(d->blocks, d->args.phases[HEAD], matrices[HEAD]->panels, false, load,
-                  work + HEAD * halves);
+                  work + HEAD * blocks);
     }
     for (int32_t i = 0; b->failed == cudaSuccess && i < s->n_layers; i++) {
         const struct layer *w = b->model.layers[i];
@@ -871,7 +971,7 @@ static void build_tables(struct backend *b, struct decode *d)
                              cudaMemcpyHostToDevice),
                   "decoding");
         cuda_good(
-            b, cudaMemcpy(d->work, work, N_PHASES * halves * sizeof *work, cudaMemcpyHostToDevice),
+            b, cudaMemcpy(d->work, work, N_PHASES * blocks * sizeof *work, cudaMemcpyHostToDevice),
             "decoding");
     }
     free(layers);
@@ -947,12 +1047,12 @@ void decode_run(struct backend *b, const struct step *s)
     together.val.cooperative = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)d->blocks);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = shared_bytes(b->shape.head_dim, d->n_slots);
+    config.blockDim = dim3(ALL_THREADS);
+    config.dynamicSmemBytes = shared_bytes(&b->shape, d->n_slots);
     config.stream = b->stream;
     config.attrs = &together;
     config.numAttrs = 1;
-    cuda_good(b, cudaLaunchKernelEx(&config, decode_kernel, d->args), "decoding");
+    cuda_good(b, cudaLaunchKernelEx(&config, kernel_for(b->shape.head_dim), d->args), "decoding");
     int32_t barriers = 1 + b->shape.n_layers * (d->args.merge_apart ? 6 : 5);
     d->args.before += (unsigned)(barriers * d->blocks);
 }

@@ -89,7 +89,9 @@ static __global__ void __launch_bounds__(32 * MOST_SEGMENTS)
             float4 part = sums[s][tile][lane];
             c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
         }
-        store_fragment(end, panel, first + tile * 8, c, scales + tile * 8);
+        struct product_tail tail;
+        load_tail(end, panel, first + tile * 8, &tail);
+        store_fragment(end, panel, first + tile * 8, c, tail, scales + tile * 8);
     }
 }
 

@@ -37,21 +37,47 @@ static __device__ __forceinline__ void store_act(const struct product_end &p, in
 }
 
 static __device__ __forceinline__ void store_row(const struct product_end &p, int64_t row,
-                                                 int32_t token, float sum, float scale)
+                                                 int32_t token, float sum, float scale, float bias)
 {
     if (token >= p.n || row >= p.rows) return;
     float v = sum * scale;
-    p.y[token * p.rows + row] = p.bias ? v + p.bias[row] : v;
+    p.y[token * p.rows + row] = p.bias ? v + bias : v;
+}
+
+/* What the end of a product reads, for a lane's four sums: asked for early, used late. */
+struct product_tail {
+    float y[2][2], bias[2], gamma[2]; /* rows g and g + 8; of y two tokens each */
+};
+
+static __device__ __forceinline__ void load_tail(const struct product_end &p, int64_t panel,
+                                                 int32_t first, struct product_tail *t)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int64_t row = panel * PANEL_ROWS + lane / 4 + 8 * i;
+        bool on = p.to != TO_ACT && row < p.rows;
+        t->bias[i] = on && p.bias ? p.bias[row] : 0.0f;
+        t->gamma[i] = on && p.gamma ? p.gamma[row] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int32_t token = first + lane % 4 * 2 + j;
+            t->y[i][j] = on && p.to == TO_RESIDUAL && token < p.n
+                             ? __ldcg(p.y + token * p.rows + row)
+                             : 0.0f;
+        }
+    }
 }
 
 /* The new value of the residual stream, 0 outside the matrix. */
 static __device__ __forceinline__ float add_residual(const struct product_end &p, int64_t row,
-                                                     int32_t token, float sum)
+                                                     int32_t token, float sum, float y, float bias,
+                                                     float gamma)
 {
     if (token >= p.n || row >= p.rows) return 0.0f;
-    float *at = p.y + token * p.rows + row, v = __ldcg(at) + (p.bias ? sum + p.bias[row] : sum);
-    *at = v;
-    if (p.gamma) p.out.data[act_at(p.out, token, row)] = __float2bfloat16(v * p.gamma[row]);
+    float v = y + (p.bias ? sum + bias : sum);
+    p.y[token * p.rows + row] = v;
+    if (p.gamma) p.out.data[act_at(p.out, token, row)] = __float2bfloat16(v * gamma);
     return v;
 }
 
@@ -61,22 +87,27 @@ static __device__ __forceinline__ float add_residual(const struct product_end &p
  */
 static __device__ __forceinline__ void store_fragment(const struct product_end &p, int64_t panel,
                                                       int32_t first, const float c[4],
+                                                      const struct product_tail &t,
                                                       const float *scale)
 {
     int lane = threadIdx.x % 32, pair = lane % 4 * 2;
     int64_t row = panel * PANEL_ROWS + lane / 4;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
+#pragma unroll 1
+    for (int j = 0; j < 2; j++) { /* once in the code: instructions are fetched too */
+        float low = j ? c[1] : c[0], high = j ? c[3] : c[2];
         int32_t token = first + pair + j;
         float s = p.scaled ? scale[pair + j] : 1.0f;
-        if (p.to == TO_ACT) store_act(p, panel, token, c[j], c[2 + j], s);
+        if (p.to == TO_ACT) store_act(p, panel, token, low, high, s);
         if (p.to == TO_ROWS) {
-            store_row(p, row, token, c[j], s);
-            store_row(p, row + 8, token, c[2 + j], s);
+            store_row(p, row, token, low, s, t.bias[0]);
+            store_row(p, row + 8, token, high, s, t.bias[1]);
         }
         if (p.to == TO_RESIDUAL) {
-            float low = add_residual(p, row, token, c[j]);
-            float squares = panel_squares(low, add_residual(p, row + 8, token, c[2 + j]));
+            low =
+                add_residual(p, row, token, low, j ? t.y[0][1] : t.y[0][0], t.bias[0], t.gamma[0]);
+            high = add_residual(p, row + 8, token, high, j ? t.y[1][1] : t.y[1][0], t.bias[1],
+                                t.gamma[1]);
+            float squares = panel_squares(low, high);
             if (p.gamma && lane / 4 == 0 && token < p.n)
                 p.out_squares[token * p.panels + panel] = squares;
         }
