@@ -142,6 +142,9 @@ struct ops {
                                     struct matrix **out, linnet_error *err);
     linnet_status (*load_vector)(struct backend *b, const float *values, int64_t n,
                                  struct vector **out, linnet_error *err);
+    /* After the last load_*: waits for what is still on its way, and frees what only loading needs.
+     * NULL: nothing to do. */
+    linnet_status (*loaded)(struct backend *b, linnet_error *err);
 
     /* Bytes, for the plan made before anything is loaded. */
     int64_t (*matrix_bytes)(enum dtype dtype, int64_t rows, int64_t columns);

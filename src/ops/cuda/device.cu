@@ -10,15 +10,6 @@
 
 static int selected; /* the device that linnet_cuda_ops was asked for last */
 
-bool cuda_good(struct backend *b, cudaError_t status, const char *what)
-{
-    if (status != cudaSuccess && b->failed == cudaSuccess) {
-        b->failed = status;
-        b->failed_at = what;
-    }
-    return b->failed == cudaSuccess;
-}
-
 static linnet_status device_error(const struct backend *b, linnet_error *err)
 {
     if (b->failed == cudaErrorMemoryAllocation)
@@ -170,111 +161,6 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     }
     *out = b;
     return LINNET_OK;
-}
-
-/* ---- loading ------------------------------------------------------------------------------------
- */
-
-static struct matrix *new_matrix(struct backend *b, int64_t rows, int64_t columns, size_t bytes)
-{
-    struct matrix *m = (struct matrix *)mem_new(1, sizeof *m);
-    if (!m) {
-        cuda_good(b, cudaErrorMemoryAllocation, "a weight matrix");
-        return NULL;
-    }
-    m->rows = rows;
-    m->columns = columns;
-    m->padded = padded_columns(columns);
-    m->next = b->matrices;
-    b->matrices = m;
-    if (cuda_good(b, cudaMalloc((void **)&m->data, bytes), "the weights"))
-        cuda_good(b, cudaMemsetAsync(m->data, 0, bytes, b->stream), "the weights");
-    return m;
-}
-
-/* Row r of a part as bf16. scratch: [columns] */
-static void convert_row(const struct matrix_part *p, int64_t r, float *scratch, uint16_t *out)
-{
-    const char *source = (const char *)p->data +
-                         matrix_source_row(r, p->interleaved) * dtype_bytes(p->dtype, p->columns);
-    if (p->dtype == DTYPE_BF16) {
-        memcpy(out, source, (size_t)p->columns * 2);
-        return;
-    }
-    dtype_to_f32(p->dtype, source, p->columns, scratch);
-    for (int64_t c = 0; c < p->columns; c++) out[c] = bf16_from_f32(scratch[c]);
-}
-
-/* Sends the rows of a part through the staging buffers; `take` gets them on the device. */
-static void send_rows(struct backend *b, const struct matrix_part *p, int64_t first,
-                      struct matrix *m, bool packed)
-{
-    float *scratch = (float *)mem_new((size_t)p->columns, sizeof(float));
-    int64_t row_bytes = p->columns * 2, at_once = STAGING_BYTES / row_bytes;
-    if (!scratch || at_once < 1) cuda_good(b, cudaErrorMemoryAllocation, "loading a row");
-    for (int64_t r = 0; r < p->rows && b->failed == cudaSuccess; r += at_once) {
-        int64_t n = p->rows - r < at_once ? p->rows - r : at_once;
-        for (int64_t i = 0; i < n; i++)
-            convert_row(p, r + i, scratch, (uint16_t *)b->host_staging + i * p->columns);
-        void *to = packed ? b->staging : (void *)(m->data + (first + r) * p->columns);
-        cuda_good(b,
-                  cudaMemcpyAsync(to, b->host_staging, (size_t)(n * row_bytes),
-                                  cudaMemcpyHostToDevice, b->stream),
-                  "loading weights");
-        if (packed) matrix_pack(b, (const bf16 *)b->staging, first + r, n, m);
-        cuda_good(b, cudaStreamSynchronize(b->stream),
-                  "loading weights"); /* the staging buffer is free again */
-    }
-    free(scratch);
-}
-
-static int64_t cuda_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns)
-{
-    (void)dtype;
-    return (rows + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS * padded_columns(columns) *
-           (int64_t)sizeof(bf16);
-}
-
-static int64_t cuda_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns)
-{
-    (void)dtype;
-    return rows * columns * (int64_t)sizeof(bf16);
-}
-
-static linnet_status cuda_load_matrix(struct backend *b, const struct matrix_part *parts,
-                                      int n_parts, struct matrix **out, linnet_error *err)
-{
-    int64_t rows = 0, first = 0;
-    for (int i = 0; i < n_parts; i++) rows += parts[i].rows;
-    struct matrix *m = new_matrix(b, rows, parts[0].columns,
-                                  (size_t)cuda_matrix_bytes(DTYPE_BF16, rows, parts[0].columns));
-    for (int i = 0; i < n_parts && b->failed == cudaSuccess; first += parts[i++].rows)
-        send_rows(b, &parts[i], first, m, true);
-    *out = m;
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
-}
-
-static linnet_status cuda_load_embedding(struct backend *b, const struct matrix_part *part,
-                                         struct matrix **out, linnet_error *err)
-{
-    *out = new_matrix(b, part->rows, part->columns,
-                      (size_t)cuda_embedding_bytes(part->dtype, part->rows, part->columns));
-    if (b->failed == cudaSuccess) send_rows(b, part, 0, *out, false);
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
-}
-
-static linnet_status cuda_load_vector(struct backend *b, const float *values, int64_t n,
-                                      struct vector **out, linnet_error *err)
-{
-    struct vector *v = (struct vector *)mem_new(1, sizeof *v);
-    if (!v) return error_memory(err, "a weight vector", sizeof *v);
-    v->next = b->vectors;
-    b->vectors = v;
-    if (cuda_good(b, cudaMalloc((void **)&v->data, (size_t)n * sizeof(float)), "the weights"))
-        cuda_good(b, cudaMemcpy(v->data, values, (size_t)n * sizeof(float), cudaMemcpyHostToDevice),
-                  "loading weights");
-    *out = v;
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
 }
 
 /* ---- the operations
