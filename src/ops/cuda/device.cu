@@ -2,7 +2,6 @@
  * device.cu - the CUDA backend's table of operations: the device and its stream, all memory, the
  * way in and out. Everything is enqueued on one stream; `finish` waits for it.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,39 +9,18 @@
 
 static int selected; /* the device that linnet_cuda_ops was asked for last */
 
-static linnet_status device_error(const struct backend *b, linnet_error *err)
-{
-    if (b->failed == cudaErrorMemoryAllocation)
-        return error_set(err, LINNET_MEMORY,
-                         "the GPU has too little free memory for %s: lower max_model_len or "
-                         "kv_cache_memory, or free the GPU",
-                         b->failed_at);
-    return error_set(err, LINNET_DEVICE, "the GPU failed in %s: %s", b->failed_at,
-                     cudaGetErrorString(b->failed));
-}
-
 /* ---- memory -----------------------------------------------------------------------------------
  */
 
 static void cuda_close(struct backend *b)
 {
     if (!b) return;
-    for (struct matrix *m = b->matrices, *next; m; m = next) {
-        next = m->next;
-        cudaFree(m->data);
-        free(m);
-    }
-    for (struct vector *v = b->vectors, *next; v; v = next) {
-        next = v->next;
-        cudaFree(v->data);
-        free(v);
-    }
-    void *device[] = {b->cache,   b->x,   b->normed, b->qkv,         b->q,      b->attn,
-                      b->gate_up, b->act, b->logits, b->step_memory, b->staging};
+    cuda_unload(b);
+    void *device[] = {b->cache, b->x,       b->normed, b->qkv,    b->q,
+                      b->attn,  b->gate_up, b->act,    b->logits, b->step_memory};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) cudaFree(device[i]);
     cudaFreeHost(b->host_logits);
     cudaFreeHost(b->host_step);
-    cudaFreeHost(b->host_staging);
     for (int i = 0; i <= MAX_GRAPH; i++)
         if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
     if (b->stream) cudaStreamDestroy(b->stream);
@@ -108,7 +86,7 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
     struct request list[9];
     b.shape = *shape;
     b.limits = *limits;
-    size_t bytes = lay_step(shape, limits, NULL, &step) + STAGING_BYTES;
+    size_t bytes = lay_step(shape, limits, NULL, &step);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
         bytes += list[i].bytes; /* 0 is the cache */
     return (int64_t)bytes;
@@ -129,9 +107,7 @@ static bool reserve(struct backend *b)
     b->step_bytes = lay_step(&b->shape, &b->limits, NULL, &b->step);
     if (!cuda_good(b, cudaMalloc(&b->step_memory, b->step_bytes), "a step") ||
         !cuda_good(b, cudaMallocHost(&b->host_step, b->step_bytes), "a step") ||
-        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[8].bytes), "logits") ||
-        !cuda_good(b, cudaMalloc(&b->staging, STAGING_BYTES), "loading") ||
-        !cuda_good(b, cudaMallocHost(&b->host_staging, STAGING_BYTES), "loading"))
+        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[8].bytes), "logits"))
         return false;
     lay_step(&b->shape, &b->limits, (char *)b->step_memory, &b->step);
     return true;
@@ -140,7 +116,6 @@ static bool reserve(struct backend *b)
 static linnet_status cuda_open(const struct shape *shape, const struct limits *limits,
                                struct pool *pool, struct backend **out, linnet_error *err)
 {
-    (void)pool;
     if (shape->head_dim > 256 || shape->head_dim % 2)
         return error_set(err, LINNET_UNSUPPORTED,
                          "head_dim %d: the CUDA backend takes even numbers up to 256",
@@ -149,13 +124,14 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     if (!b) return error_memory(err, "the CUDA backend", sizeof *b);
     b->shape = *shape;
     b->limits = *limits;
+    b->pool = pool;
     b->device = selected;
     cuda_good(b, cudaSetDevice(b->device),
               "choosing the device"); /* a thread's choice is its own */
     if (!cuda_good(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking),
                    "opening a stream") ||
         !reserve(b)) {
-        linnet_status status = device_error(b, err);
+        linnet_status status = cuda_failure(b, err);
         cuda_close(b);
         return status;
     }
@@ -280,7 +256,7 @@ static linnet_status cuda_finish(struct backend *b, linnet_error *err)
             b, cudaMemcpyAsync(b->host_logits, b->logits, bytes, cudaMemcpyDeviceToHost, b->stream),
             "fetching logits");
     cuda_good(b, cudaStreamSynchronize(b->stream), "a step");
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
+    return cuda_failure(b, err);
 }
 
 /* ---- looking at results
@@ -394,6 +370,7 @@ static const struct ops table = {
     cuda_load_matrix,
     cuda_load_embedding,
     cuda_load_vector,
+    cuda_loaded,
     cuda_matrix_bytes,
     cuda_embedding_bytes,
     cuda_cache_bytes,
@@ -418,40 +395,12 @@ extern "C" __attribute__((visibility("default"))) const struct ops *
 linnet_cuda_ops(const struct ops_cuda_request *request, char *text, size_t text_size,
                 int64_t *free_bytes, linnet_error *err)
 {
-    int count = 0;
-    cudaError_t status = request->abi == OPS_ABI ? cudaGetDeviceCount(&count) : cudaSuccess;
     if (request->abi != OPS_ABI) {
         error_set(err, LINNET_DEVICE,
                   "liblinnet_cuda.so is of another version than linnet: install both together");
         return NULL;
     }
-    if (status != cudaSuccess || count == 0) {
-        error_set(err, LINNET_DEVICE, "no usable GPU: %s",
-                  status == cudaSuccess ? "none is there" : cudaGetErrorString(status));
-        return NULL;
-    }
-    if (request->index < 0 || request->index >= count) {
-        error_set(err, LINNET_DEVICE, "there is no GPU %d: the machine has %d", request->index,
-                  count);
-        return NULL;
-    }
-    cudaDeviceProp p;
-    size_t free_now = 0, total = 0;
-    status = cudaGetDeviceProperties(&p, request->index);
-    if (status == cudaSuccess && p.major < 8) {
-        error_set(err, LINNET_UNSUPPORTED, "%s has compute capability %d.%d and 8.0 is the least",
-                  p.name, p.major, p.minor);
-        return NULL;
-    }
-    if (status == cudaSuccess) status = cudaSetDevice(request->index);
-    if (status == cudaSuccess) status = cudaMemGetInfo(&free_now, &total);
-    if (status != cudaSuccess) {
-        error_set(err, LINNET_DEVICE, "GPU %d cannot be used: %s", request->index,
-                  cudaGetErrorString(status));
-        return NULL;
-    }
-    snprintf(text, text_size, "cuda:%d (%s)", request->index, p.name);
-    *free_bytes = (int64_t)free_now;
+    if (cuda_find(request->index, text, text_size, free_bytes, err) != LINNET_OK) return NULL;
     selected = request->index;
     return &table;
 }
