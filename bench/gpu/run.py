@@ -59,7 +59,7 @@ def first_token(a):
     times = []
     for _ in range(4):
         text = run([a.linnet, "run", "--device", a.device, "-m", a.model, "--prompt-ids",
-                    ",".join(str(1000 + i) for i in range(16)), "-n", "2", "--ignore-eos",
+                    ",".join(str(i) for i in range(1, 17)), "-n", "2", "--ignore-eos",
                     "--temperature", "0", "--json"], a.limit)
         if text:
             times.append(json.loads(text)["timings"]["ttft_s"])
