@@ -12,7 +12,7 @@ set ylabel "tokens a second, all together"
 set logscale x 2
 set logscale y 10
 set grid ytics lc rgb "#dddddd"
-set key left top
+set key right bottom
 set xrange [0.8:320]
 engines = system("tail -n +2 '" . csv . "' | grep ,decode, | cut -d, -f1 | awk '!seen[$0]++' | tr ' ' '_' | tr '\\n' ' '")
 is(name) = strcol(1) eq name && strcol(2) eq "decode" && column(4) == prompt

@@ -141,6 +141,7 @@ typedef struct linnet_device_info {
     const char *name;   /* "cuda:0 (NVIDIA H200)", "cpu (avx2)"; static storage */
     const char *reason; /* why "auto" took no GPU; NULL: it did, or was not asked; static storage */
     int64_t available;  /* bytes of memory that are free on it */
+    bool gpu;
 } linnet_device_info;
 
 /*

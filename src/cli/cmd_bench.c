@@ -15,6 +15,7 @@
 struct bench {
     struct session session;
     const struct options *options;
+    linnet_device_info device; /* of the ladder */
     struct integers prompts, batches;
     double bandwidth; /* bytes a second, measured */
     uint64_t n_prompts_made;
@@ -360,10 +361,7 @@ static int speeds(struct bench *b)
 
 static void title_ladder(struct bench *b, struct strbuf *line)
 {
-    linnet_device_info info = {0};
-    linnet_error err;
-    linnet_device_find(b->options->device, &info, &err); /* it computes already: it is there */
-    title(b, info.name, info.reason, line);
+    title(b, b->device.name, b->device.reason, line);
     strbuf_format(line, "%-28s %8s %9s %10s\n", "stage", "tokens", "s", "tokens/s");
 }
 
@@ -387,12 +385,13 @@ static void on_stage(void *user, const linnet_ladder_row *stage)
 
 static int ladder(struct bench *b)
 {
-    enum { PROMPT = 16, TOKENS = 32 }; /* the first stage is quadratic */
     const struct options *o = b->options;
-    int64_t prompt = o->given[OPTION_PROMPT] ? o->prompt.items[0] : PROMPT;
-    int64_t tokens = o->given[OPTION_GENERATED] ? o->generated : TOKENS;
     linnet_engine_options engine = session_engine_options(o);
     linnet_error err;
+    if (linnet_device_find(o->device, &b->device, &err)) return output_error(&err);
+    int64_t prompt = b->device.gpu ? 128 : 16, tokens = b->device.gpu ? 128 : 32;
+    if (o->given[OPTION_PROMPT]) prompt = o->prompt.items[0];
+    if (o->given[OPTION_GENERATED]) tokens = o->generated;
     if (o->dry_run) return session_dry_run(&b->session, &engine);
     if (linnet_ladder(b->session.model, &engine, (int32_t)prompt, (int32_t)tokens, on_stage, b,
                       &err))

@@ -124,6 +124,7 @@ linnet_status linnet_device_find(const char *name, linnet_device_info *info, lin
 {
     struct device device;
     linnet_status status = find_device(name, &device, err);
-    if (!status) *info = (linnet_device_info){device.text, device.reason, device.available};
+    if (!status)
+        *info = (linnet_device_info){device.text, device.reason, device.available, device.gpu};
     return status;
 }

@@ -76,7 +76,11 @@ struct limits {
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
-    bool eager;          /* a device must not replay recorded steps */
+    /* For measuring, and none changes a bit of any result. A device must not */
+    bool eager; /* replay recorded steps */
+    bool
+        separate; /* fuse small operations: RMSNorm, RoPE, cache store and SiLU-mul by themselves */
+    bool gather;  /* read keys and values through the block table: it copies them together first */
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
