@@ -112,6 +112,7 @@ struct layer {
     struct vector *post_norm;       /* [hidden] */
     struct matrix *gate_up;         /* [2 intermediate, hidden]: gate's rows, then up's */
     struct matrix *down;            /* [hidden, intermediate] */
+    struct vector *next_norm;       /* the next layer's input_norm, or the model's final norm */
 };
 
 /* The activations that may be looked at between operations (tests, check). */

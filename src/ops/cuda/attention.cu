@@ -7,13 +7,12 @@
 
 #include "ops/cuda/cuda_internal.h"
 
-enum { WARPS = CHUNK_KEYS / 32, THREADS = CHUNK_KEYS, MAX_HEAD = 256, PAIRS = MAX_HEAD / 64 };
+enum { CHUNK = 256, WARPS = CHUNK / 32, THREADS = CHUNK, MAX_HEAD = 256, PAIRS = MAX_HEAD / 64 };
 
 struct attention {
     const bf16 *q, *keys, *values;
     const int32_t *positions, *seq_of, *block_tables;
-    bf16 *out;
-    int64_t out_stride;
+    struct act out;
     int32_t n_heads, n_kv_heads, head_dim, max_blocks;
     float scale;
 };
@@ -86,7 +85,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(struct attent
             __bfloat162float(p.q[((int64_t)token * p.n_heads + head) * p.head_dim + threadIdx.x]);
     __syncthreads();
     float max = -FLT_MAX, sum = 0, out = 0; /* out: of dimension threadIdx.x */
-    for (int first = 0; first < n_keys; first += CHUNK_KEYS) {
+    for (int first = 0; first < n_keys; first += CHUNK) {
         int key = first + threadIdx.x;
         bool valid = key < n_keys;
         int64_t row = 0;
@@ -117,13 +116,13 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(struct attent
         __syncthreads(); /* parts is free again */
     }
     if (threadIdx.x < p.head_dim)
-        p.out[token * p.out_stride + head * p.head_dim + threadIdx.x] = __float2bfloat16(out / sum);
+        p.out.data[act_at(p.out, token, head * p.head_dim + threadIdx.x)] =
+            __float2bfloat16(out / sum);
 }
 
 void attention_run(struct backend *b, const struct step *s, int32_t layer)
 {
     const struct shape *shape = &b->shape;
-    int64_t width = (int64_t)shape->n_heads * shape->head_dim;
     struct attention p = {b->q,
                           cache_of(b, layer, 0),
                           cache_of(b, layer, 1),
@@ -131,7 +130,6 @@ void attention_run(struct backend *b, const struct step *s, int32_t layer)
                           b->step.seq_of,
                           b->step.block_tables,
                           b->attn,
-                          padded_columns(width),
                           shape->n_heads,
                           shape->n_kv_heads,
                           shape->head_dim,

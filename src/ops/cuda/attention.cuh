@@ -29,6 +29,12 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     return *(uint32_t *)&v;
 }
 
+/* What scores are multiplied by: head_dim^-0.5, and log2 e because weights are powers of 2. */
+static inline float attention_scale(int32_t head_dim)
+{
+    return (float)(1.4426950408889634 / sqrt((double)head_dim));
+}
+
 /* What a chunk gives for rows g [0] and g + 8 [1]: maximum and sum of the weights. */
 struct chunk {
     float max[2], sum[2];

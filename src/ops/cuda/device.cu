@@ -9,23 +9,16 @@
 
 static int selected; /* the device that linnet_cuda_ops was asked for last */
 
+static int capability_of(int device)
+{
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return 10 * major + minor;
+}
+
 /* ---- memory -----------------------------------------------------------------------------------
  */
-
-static void cuda_close(struct backend *b)
-{
-    if (!b) return;
-    cuda_unload(b);
-    void *device[] = {b->cache, b->x,       b->normed, b->qkv,    b->q,
-                      b->attn,  b->gate_up, b->act,    b->logits, b->step_memory};
-    for (size_t i = 0; i < sizeof device / sizeof *device; i++) cudaFree(device[i]);
-    cudaFreeHost(b->host_logits);
-    cudaFreeHost(b->host_step);
-    for (int i = 0; i <= MAX_GRAPH; i++)
-        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
-    if (b->stream) cudaStreamDestroy(b->stream);
-    free(b);
-}
 
 static int64_t cuda_cache_bytes(const struct shape *s, int32_t n_blocks)
 {
@@ -52,29 +45,87 @@ static size_t lay_step(const struct shape *s, const struct limits *l, char *memo
     return at + tokens * (size_t)s->head_dim * sizeof(float);
 }
 
-struct request {
+struct buffer_request {
     void **memory;
     size_t bytes;
 };
 
-static int list_buffers(struct backend *b, struct request out[9])
+enum { MOST_BUFFERS = 16 };
+
+/* Whether gemm.cu works here. */
+static bool has_gemm(const struct backend *b)
+{
+    return false && b->capability == 90;
+}
+
+/* Tokens of the two orders of inputs. */
+static int64_t fragment_tokens(const struct backend *b, int64_t rows)
+{
+    return has_gemm(b) ? ACT_TOKENS : (rows + ACT_TOKENS - 1) / ACT_TOKENS * ACT_TOKENS;
+}
+
+static int64_t core_tokens(const struct backend *b, int64_t rows)
+{
+    return has_gemm(b) ? (rows + ACT_TOKENS - 1) / ACT_TOKENS * ACT_TOKENS : 0;
+}
+
+static int add_acts(struct act_set *set, int64_t capacity, bool cores, const struct shape *s,
+                    struct buffer_request *out)
+{
+    struct act *acts[3] = {&set->normed, &set->attn, &set->act};
+    int64_t columns[3] = {s->hidden, (int64_t)s->n_heads * s->head_dim, s->intermediate};
+    for (int i = 0; i < 3; i++) {
+        acts[i]->padded = padded_columns(columns[i]);
+        acts[i]->capacity = capacity;
+        acts[i]->cores = cores;
+        out[i] = (struct buffer_request){(void **)&acts[i]->data,
+                                         (size_t)(capacity * acts[i]->padded) * sizeof(bf16)};
+    }
+    return 3;
+}
+
+/* The first is the cache, the last the logits. */
+static int list_buffers(struct backend *b, struct buffer_request out[MOST_BUFFERS])
 {
     const struct shape *s = &b->shape;
     size_t tokens = (size_t)b->limits.max_tokens, q = (size_t)(s->n_heads * s->head_dim),
-           kv = (size_t)(s->n_kv_heads * s->head_dim);
-    size_t rows = tokens > (size_t)b->limits.max_logits ? tokens : (size_t)b->limits.max_logits;
-    const struct request list[9] = {
-        {(void **)&b->cache, (size_t)cuda_cache_bytes(s, b->limits.n_blocks)},
+           kv = (size_t)(s->n_kv_heads * s->head_dim), logits = (size_t)b->limits.max_logits;
+    size_t rows = tokens > logits ? tokens : logits, panels = (size_t)panel_count(s->hidden, false);
+    size_t widest = (size_t)s->intermediate > q ? (size_t)s->intermediate : q;
+    int n = 0;
+    b->hidden_panels = (int32_t)panels;
+    out[n++] = (struct buffer_request){(void **)&b->cache,
+                                       (size_t)cuda_cache_bytes(s, b->limits.n_blocks)};
+    n += add_acts(&b->fragments, fragment_tokens(b, (int64_t)rows), false, s, out + n);
+    n += add_acts(&b->cores, core_tokens(b, (int64_t)rows), true, s, out + n);
+    const struct buffer_request list[] = {
         {(void **)&b->x, tokens * (size_t)s->hidden * sizeof(float)},
-        {(void **)&b->normed, rows * (size_t)padded_columns(s->hidden) * sizeof(bf16)},
+        {(void **)&b->squares, rows * panels * sizeof(float)},
+        {(void **)&b->head_squares, rows * panels * sizeof(float)},
         {(void **)&b->qkv, tokens * (q + 2 * kv) * sizeof(float)},
         {(void **)&b->q, tokens * q * sizeof(bf16)},
-        {(void **)&b->attn, tokens * (size_t)padded_columns((int64_t)q) * sizeof(bf16)},
-        {(void **)&b->gate_up, tokens * 2 * (size_t)s->intermediate * sizeof(float)},
-        {(void **)&b->act, tokens * (size_t)padded_columns(s->intermediate) * sizeof(bf16)},
-        {(void **)&b->logits, (size_t)b->limits.max_logits * (size_t)s->vocab * sizeof(float)}};
-    memcpy(out, list, sizeof list);
-    return 9;
+        {(void **)&b->row, widest * sizeof(float)},
+        {(void **)&b->chosen, logits * sizeof(struct chosen)},
+        {(void **)&b->logits, logits * (size_t)s->vocab * sizeof(float)}};
+    memcpy(out + n, list, sizeof list);
+    return n + (int)(sizeof list / sizeof *list);
+}
+
+static void cuda_close(struct backend *b)
+{
+    if (!b) return;
+    cuda_unload(b);
+    struct buffer_request list[MOST_BUFFERS];
+    for (int i = 0, n = list_buffers(b, list); i < n; i++) cudaFree(*list[i].memory);
+    cudaFree(b->step_memory);
+    decode_close(b);
+    free(b->model.layers);
+    cudaFreeHost(b->host_logits);
+    cudaFreeHost(b->host_step);
+    for (int i = 0; i <= MAX_GRAPH; i++)
+        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
+    if (b->stream) cudaStreamDestroy(b->stream);
+    free(b);
 }
 
 static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits *limits,
@@ -83,10 +134,11 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
     (void)n_threads;
     struct backend b = {};
     struct device_step step;
-    struct request list[9];
+    struct buffer_request list[MOST_BUFFERS];
     b.shape = *shape;
     b.limits = *limits;
-    size_t bytes = lay_step(shape, limits, NULL, &step);
+    b.capability = capability_of(selected);
+    size_t bytes = lay_step(shape, limits, NULL, &step) + decode_bytes(shape, limits);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
         bytes += list[i].bytes; /* 0 is the cache */
     return (int64_t)bytes;
@@ -94,8 +146,13 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
 
 static bool reserve(struct backend *b)
 {
-    struct request list[9];
-    for (int i = 0, n = list_buffers(b, list); i < n; i++) {
+    struct buffer_request list[MOST_BUFFERS];
+    int n = list_buffers(b, list);
+    b->model.layers =
+        (const struct layer **)mem_new((size_t)b->shape.n_layers, sizeof *b->model.layers);
+    if (!b->model.layers) return cuda_good(b, cudaErrorMemoryAllocation, "the layers");
+    for (int i = 0; i < n; i++) {
+        if (list[i].bytes == 0) continue;
         if (!cuda_good(b, cudaMalloc(list[i].memory, list[i].bytes),
                        i ? "activations" : "the cache"))
             return false;
@@ -107,10 +164,10 @@ static bool reserve(struct backend *b)
     b->step_bytes = lay_step(&b->shape, &b->limits, NULL, &b->step);
     if (!cuda_good(b, cudaMalloc(&b->step_memory, b->step_bytes), "a step") ||
         !cuda_good(b, cudaMallocHost(&b->host_step, b->step_bytes), "a step") ||
-        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[8].bytes), "logits"))
+        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[n - 1].bytes), "logits"))
         return false;
     lay_step(&b->shape, &b->limits, (char *)b->step_memory, &b->step);
-    return true;
+    return decode_open(b);
 }
 
 static linnet_status cuda_open(const struct shape *shape, const struct limits *limits,
@@ -126,6 +183,7 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     b->limits = *limits;
     b->pool = pool;
     b->device = selected;
+    b->capability = capability_of(selected);
     cuda_good(b, cudaSetDevice(b->device),
               "choosing the device"); /* a thread's choice is its own */
     if (!cuda_good(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking),
@@ -165,9 +223,16 @@ static void send_step(struct backend *b, const struct step *s, const float *rope
         "sending a step");
 }
 
+/* Whether this step's inputs of products lie in cores. */
+static bool in_cores(const struct backend *b, int32_t rows)
+{
+    return b->cores.normed.capacity > 0 && rows > 8;
+}
+
 /*
  * A step in which every token wants logits (decoding) is recorded once for each of its shapes and
  * replayed from then on: all that changes between two such steps lies in the buffers of send_step.
+ * Hopper's steps of up to 8 sequences are one kernel, which needs no recording.
  */
 static void cuda_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
 {
@@ -175,8 +240,11 @@ static void cuda_begin(struct backend *b, const struct step *s, const float *rop
     send_step(b, s, rope);
     b->n_logits = s->n_logits;
     b->graph = NULL;
-    bool recordable =
-        whole && !b->limits.eager && s->n_tokens == s->n_logits && s->n_tokens <= MAX_GRAPH;
+    b->in_decode = whole && !b->limits.eager && decode_can(b, s);
+    const struct act_set *set = in_cores(b, s->n_tokens) ? &b->cores : &b->fragments;
+    b->normed = set->normed, b->attn = set->attn, b->act = set->act;
+    bool recordable = whole && !b->limits.eager && !b->in_decode && s->n_tokens == s->n_logits &&
+                      s->n_tokens <= MAX_GRAPH;
     if (!recordable || b->failed != cudaSuccess) return;
     b->graph = &b->graphs[s->n_tokens];
     if (b->graph->exec && b->graph->max_blocks == s->max_blocks) return;
@@ -187,22 +255,65 @@ static void cuda_begin(struct backend *b, const struct step *s, const float *rop
                              "recording a step");
 }
 
-/* True if the operation is already in the graph that finish will launch. */
+/* True if the operation is already in what finish will launch. */
 static bool replayed(const struct backend *b)
 {
-    return b->graph && b->graph->exec;
+    return b->in_decode || (b->graph && b->graph->exec);
+}
+
+static void product(struct backend *b, const struct product *p)
+{
+    matrix_product(b, p);
+}
+
+/* A product whose input is the residual stream, half normed. */
+static struct product from_normed(const struct backend *b, enum product_to to,
+                                  const struct matrix *m, int32_t n)
+{
+    struct product p = {};
+    p.to = to;
+    p.m = m;
+    p.in = b->normed;
+    p.n = n;
+    p.squares = b->squares;
+    p.in_panels = b->hidden_panels;
+    p.in_width = b->shape.hidden;
+    p.eps = b->shape.norm_eps;
+    return p;
+}
+
+/* A product that adds to the residual stream and makes the next input of it. */
+static void to_residual(struct backend *b, const struct matrix *m, struct act in,
+                        const struct vector *bias, const struct vector *norm, int32_t n)
+{
+    struct product p = {};
+    p.to = TO_RESIDUAL;
+    p.m = m;
+    p.in = in;
+    p.n = n;
+    p.bias = bias ? bias->data : NULL;
+    p.y = b->x;
+    p.out = b->normed;
+    p.gamma = norm->data;
+    p.out_squares = b->squares;
+    product(b, &p);
 }
 
 static void cuda_embed(struct backend *b, const struct step *s, const struct matrix *embedding)
 {
+    b->model.embedding = embedding;
     if (!replayed(b)) rows_embed(b, embedding, s->n_tokens);
 }
 
 static void cuda_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
 {
+    b->model.layers[layer] = w;
     if (replayed(b)) return;
-    rows_norm(b, w->input_norm, NULL, s->n_tokens);
-    matrix_product(b, w->qkv, b->normed, s->n_tokens, b->qkv, w->qkv_bias, false);
+    if (layer == 0) rows_prepare(b, w->input_norm, NULL, s->n_tokens, b->normed, b->squares);
+    struct product p = from_normed(b, TO_ROWS, w->qkv, s->n_tokens);
+    p.bias = w->qkv_bias ? w->qkv_bias->data : NULL;
+    p.y = b->qkv;
+    product(b, &p);
     rows_rope_store(b, layer, w, s->n_tokens);
 }
 
@@ -213,28 +324,36 @@ static void cuda_attention(struct backend *b, const struct step *s, int32_t laye
 
 static void cuda_o_proj(struct backend *b, const struct step *s, const struct layer *w)
 {
-    if (!replayed(b)) matrix_product(b, w->o_proj, b->attn, s->n_tokens, b->x, w->o_bias, true);
+    if (!replayed(b)) to_residual(b, w->o_proj, b->attn, w->o_bias, w->post_norm, s->n_tokens);
 }
 
 static void cuda_gate_up(struct backend *b, const struct step *s, const struct layer *w)
 {
     if (replayed(b)) return;
-    rows_norm(b, w->post_norm, NULL, s->n_tokens);
-    matrix_product(b, w->gate_up, b->normed, s->n_tokens, b->gate_up, NULL, false);
-    rows_silu_mul(b, s->n_tokens);
+    struct product p = from_normed(b, TO_ACT, w->gate_up, s->n_tokens);
+    p.out = b->act;
+    product(b, &p);
 }
 
 static void cuda_down(struct backend *b, const struct step *s, const struct layer *w)
 {
-    if (!replayed(b)) matrix_product(b, w->down, b->act, s->n_tokens, b->x, NULL, true);
+    if (!replayed(b)) to_residual(b, w->down, b->act, NULL, w->next_norm, s->n_tokens);
 }
 
 static void cuda_head(struct backend *b, const struct step *s, const struct vector *norm,
                       const struct matrix *w)
 {
+    b->model.final_norm = norm;
+    b->model.head = w;
+    if (b->in_decode) decode_run(b, s);
     if (replayed(b)) return;
-    rows_norm(b, norm, b->step.logit_rows, s->n_logits);
-    matrix_product(b, w, b->normed, s->n_logits, b->logits, NULL, false);
+    struct act in = in_cores(b, s->n_logits) ? b->cores.normed : b->fragments.normed;
+    rows_prepare(b, norm, b->step.logit_rows, s->n_logits, in, b->head_squares);
+    struct product p = from_normed(b, TO_ROWS, w, s->n_logits);
+    p.in = in;
+    p.squares = b->head_squares;
+    p.y = b->logits;
+    product(b, &p);
 }
 
 static void end_recording(struct backend *b)
@@ -250,7 +369,8 @@ static linnet_status cuda_finish(struct backend *b, linnet_error *err)
 {
     size_t bytes = (size_t)b->n_logits * (size_t)b->shape.vocab * sizeof(float);
     if (b->recording) end_recording(b);
-    if (replayed(b)) cuda_good(b, cudaGraphLaunch(b->graph->exec, b->stream), "a step");
+    if (!b->in_decode && replayed(b))
+        cuda_good(b, cudaGraphLaunch(b->graph->exec, b->stream), "a step");
     if (bytes)
         cuda_good(
             b, cudaMemcpyAsync(b->host_logits, b->logits, bytes, cudaMemcpyDeviceToHost, b->stream),
@@ -279,6 +399,16 @@ static void read_bf16(struct backend *b, const bf16 *from, int64_t n, float *out
     }
 }
 
+static void read_act(struct backend *b, struct act a, int32_t token, int32_t columns, float *out)
+{
+    rows_read_act(b, a, token, columns, b->row);
+    cuda_good(b,
+              cudaMemcpyAsync(out, b->row, (size_t)columns * sizeof(float), cudaMemcpyDeviceToHost,
+                              b->stream),
+              "reading a buffer");
+    cuda_good(b, cudaStreamSynchronize(b->stream), "reading a buffer");
+}
+
 static void cuda_read_buffer(struct backend *b, enum buffer which, int32_t row, float *out)
 {
     const struct shape *s = &b->shape;
@@ -292,10 +422,8 @@ static void cuda_read_buffer(struct backend *b, enum buffer which, int32_t row, 
                   "reading a buffer");
         return;
     case BUFFER_Q: read_bf16(b, b->q + row * q, q, out); return;
-    case BUFFER_ATTN: read_bf16(b, b->attn + row * padded_columns(q), q, out); return;
-    case BUFFER_ACT:
-        read_bf16(b, b->act + row * padded_columns(s->intermediate), s->intermediate, out);
-        return;
+    case BUFFER_ATTN: read_act(b, b->attn, row, (int32_t)q, out); return;
+    case BUFFER_ACT: read_act(b, b->act, row, s->intermediate, out); return;
     case BUFFER_LOGITS:
         cuda_good(b,
                   cudaMemcpy(out, b->logits + (int64_t)row * s->vocab,
@@ -384,6 +512,9 @@ static const struct ops table = {
     cuda_down,
     cuda_head,
     cuda_finish,
+    NULL,
+    NULL,
+    NULL,
     cuda_read_bandwidth,
     cuda_logits,
     cuda_read_buffer,

@@ -241,12 +241,6 @@ static void load_parts(struct backend *b, const struct matrix_part *parts, int n
 /* ---- the operations ---------------------------------------------------------------------------
  */
 
-static int64_t count_panels(int64_t rows, bool paired)
-{
-    return paired ? (rows / 2 + PANEL_ROWS / 2 - 1) / (PANEL_ROWS / 2)
-                  : (rows + PANEL_ROWS - 1) / PANEL_ROWS;
-}
-
 static struct matrix *new_matrix(struct backend *b, int64_t rows, int64_t columns, size_t bytes)
 {
     struct matrix *m = (struct matrix *)mem_new(1, sizeof *m);
@@ -257,6 +251,7 @@ static struct matrix *new_matrix(struct backend *b, int64_t rows, int64_t column
     m->rows = rows;
     m->columns = columns;
     m->padded = padded_columns(columns);
+    m->panels = panel_count(rows, false);
     m->next = b->matrices;
     b->matrices = m;
     m->data = (bf16 *)weight_memory(b, bytes);
@@ -266,7 +261,7 @@ static struct matrix *new_matrix(struct backend *b, int64_t rows, int64_t column
 int64_t cuda_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns)
 {
     (void)dtype;
-    return count_panels(rows, false) * PANEL_ROWS * padded_columns(columns) * (int64_t)sizeof(bf16);
+    return panel_count(rows, false) * PANEL_ROWS * padded_columns(columns) * (int64_t)sizeof(bf16);
 }
 
 int64_t cuda_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns)
@@ -293,7 +288,7 @@ linnet_status cuda_load_matrix(struct backend *b, const struct matrix_part *part
 {
     int64_t rows = 0, columns = parts[0].columns;
     for (int i = 0; i < n_parts; i++) rows += parts[i].rows;
-    int64_t panels = count_panels(rows, parts[0].paired);
+    int64_t panels = panel_count(rows, parts[0].paired);
     struct matrix *m = *out = new_matrix(
         b, rows, columns, (size_t)(panels * PANEL_ROWS * padded_columns(columns)) * sizeof(bf16));
     if (b->failed == cudaSuccess) {
