@@ -90,8 +90,10 @@ linnet_status linnet_engine_create(linnet_model *m, const linnet_engine_options 
     linnet_plan plan;
     struct device device;
     struct compute *compute = NULL;
-    linnet_status status = linnet_engine_plan(m, o, &plan, err);
-    if (!status) status = find_device(o->device, &device, err);
+    if (!m->checkpoint)
+        return error_set(err, LINNET_INVALID, "%s is a tokenizer without a model", m->path);
+    linnet_status status = find_device(o->device, &device, err);
+    if (!status) status = plan_on(m, o, &device, &plan, err);
     if (status) return status;
     struct engine_config config = engine_settings(m, o, &plan);
     if (getrandom(&config.hash_seed, sizeof config.hash_seed, 0) != sizeof config.hash_seed)

@@ -239,6 +239,7 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
         for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;
         load_all(&l, cp, &w);
         status = l.status;
+        if (status == LINNET_OK && ops->loaded) status = ops->loaded(d->backend, err);
         if (progress && status == LINNET_OK) progress(user, l.total, l.total);
     }
     weights_free(&w);

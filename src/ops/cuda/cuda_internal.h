@@ -149,6 +149,9 @@ struct backend {
     cudaStream_t stream;
     cudaError_t failed; /* the first failure; later work is skipped */
     const char *failed_at;
+    struct pool *pool;       /* for loading */
+    struct loading *loading; /* NULL but while weights are loaded */
+    struct weight_block *weight_blocks;
     struct matrix *matrices;
     struct vector *vectors;
     struct model_parts model;
@@ -168,7 +171,6 @@ struct backend {
     struct device_step step;
     void *step_memory, *host_step; /* device and pinned; the same layout */
     size_t step_bytes;
-    void *staging, *host_staging; /* for loading */
     int32_t n_logits;
     struct decode *decode;              /* NULL: this GPU or model has no such kernel */
     bool in_decode;                     /* this step is decode.cu's */
@@ -176,8 +178,6 @@ struct backend {
     struct graph *graph;                /* of this step, or NULL */
     bool recording;
 };
-
-enum { STAGING_BYTES = 32 << 20 };
 
 static inline int64_t padded_columns(int64_t columns)
 {
@@ -189,13 +189,35 @@ static inline int64_t panel_count(int64_t rows, bool paired)
     return paired ? (rows / 2 + 7) / 8 : (rows + PANEL_ROWS - 1) / PANEL_ROWS;
 }
 
+/* ---- errors.cu ---- */
+
 /* Keeps the first error; true while all is well. */
 bool cuda_good(struct backend *b, cudaError_t status, const char *what);
+/* The error that was kept as a sentence for the user; LINNET_OK if there is none. */
+linnet_status cuda_failure(const struct backend *b, linnet_error *err);
+/* Whether a GPU can be used: its name for people, and the memory that is free on it. */
+linnet_status cuda_find(int index, char *text, size_t text_size, int64_t *free_bytes,
+                        linnet_error *err);
+
+/* ---- load.cu: these operations of the table ---- */
+
+int64_t cuda_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns);
+int64_t cuda_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns);
+linnet_status cuda_load_matrix(struct backend *b, const struct matrix_part *parts, int n_parts,
+                               struct matrix **out, linnet_error *err);
+linnet_status cuda_load_embedding(struct backend *b, const struct matrix_part *part,
+                                  struct matrix **out, linnet_error *err);
+linnet_status cuda_load_vector(struct backend *b, const float *values, int64_t n,
+                               struct vector **out, linnet_error *err);
+linnet_status cuda_loaded(struct backend *b, linnet_error *err);
+/* Frees matrices and vectors, and what loading has left. */
+void cuda_unload(struct backend *b);
 
 /* ---- matrix.cu ---- */
 
 /* rows [n, columns] bf16 on the device -> rows first.. of the packed matrix (of a paired one,
- * counted through both halves) */
+ * counted through both halves), zeros in their padding columns; rows that only the last panel has
+ * are zero already. On any stream, but one call at a time. */
 void matrix_pack(struct backend *b, cudaStream_t stream, const bf16 *rows, int64_t first, int64_t n,
                  struct matrix *m);
 

@@ -2,7 +2,6 @@
  * device.cu - the CUDA backend's table of operations: the device and its stream, all memory, the
  * way in and out. Everything is enqueued on one stream; `finish` waits for it.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,32 +9,12 @@
 
 static int selected; /* the device that linnet_cuda_ops was asked for last */
 
-bool cuda_good(struct backend *b, cudaError_t status, const char *what)
-{
-    if (status != cudaSuccess && b->failed == cudaSuccess) {
-        b->failed = status;
-        b->failed_at = what;
-    }
-    return b->failed == cudaSuccess;
-}
-
 static int capability_of(int device)
 {
     int major = 0, minor = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     return 10 * major + minor;
-}
-
-static linnet_status device_error(const struct backend *b, linnet_error *err)
-{
-    if (b->failed == cudaErrorMemoryAllocation)
-        return error_set(err, LINNET_MEMORY,
-                         "the GPU has too little free memory for %s: lower max_model_len or "
-                         "kv_cache_memory, or free the GPU",
-                         b->failed_at);
-    return error_set(err, LINNET_DEVICE, "the GPU failed in %s: %s", b->failed_at,
-                     cudaGetErrorString(b->failed));
 }
 
 /* ---- memory -----------------------------------------------------------------------------------
@@ -135,25 +114,14 @@ static int list_buffers(struct backend *b, struct buffer_request out[MOST_BUFFER
 static void cuda_close(struct backend *b)
 {
     if (!b) return;
-    for (struct matrix *m = b->matrices, *next; m; m = next) {
-        next = m->next;
-        cudaFree(m->data);
-        free(m);
-    }
-    for (struct vector *v = b->vectors, *next; v; v = next) {
-        next = v->next;
-        cudaFree(v->data);
-        free(v);
-    }
+    cuda_unload(b);
     struct buffer_request list[MOST_BUFFERS];
     for (int i = 0, n = list_buffers(b, list); i < n; i++) cudaFree(*list[i].memory);
     cudaFree(b->step_memory);
-    cudaFree(b->staging);
     decode_close(b);
     free(b->model.layers);
     cudaFreeHost(b->host_logits);
     cudaFreeHost(b->host_step);
-    cudaFreeHost(b->host_staging);
     for (int i = 0; i <= MAX_GRAPH; i++)
         if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
     if (b->stream) cudaStreamDestroy(b->stream);
@@ -170,8 +138,7 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
     b.shape = *shape;
     b.limits = *limits;
     b.capability = capability_of(selected);
-    size_t bytes =
-        lay_step(shape, limits, NULL, &step) + STAGING_BYTES + decode_bytes(shape, limits);
+    size_t bytes = lay_step(shape, limits, NULL, &step) + decode_bytes(shape, limits);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
         bytes += list[i].bytes; /* 0 is the cache */
     return (int64_t)bytes;
@@ -197,9 +164,7 @@ static bool reserve(struct backend *b)
     b->step_bytes = lay_step(&b->shape, &b->limits, NULL, &b->step);
     if (!cuda_good(b, cudaMalloc(&b->step_memory, b->step_bytes), "a step") ||
         !cuda_good(b, cudaMallocHost(&b->host_step, b->step_bytes), "a step") ||
-        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[n - 1].bytes), "logits") ||
-        !cuda_good(b, cudaMalloc(&b->staging, STAGING_BYTES), "loading") ||
-        !cuda_good(b, cudaMallocHost(&b->host_staging, STAGING_BYTES), "loading"))
+        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[n - 1].bytes), "logits"))
         return false;
     lay_step(&b->shape, &b->limits, (char *)b->step_memory, &b->step);
     return decode_open(b);
@@ -208,7 +173,6 @@ static bool reserve(struct backend *b)
 static linnet_status cuda_open(const struct shape *shape, const struct limits *limits,
                                struct pool *pool, struct backend **out, linnet_error *err)
 {
-    (void)pool;
     if (shape->head_dim > 256 || shape->head_dim % 2)
         return error_set(err, LINNET_UNSUPPORTED,
                          "head_dim %d: the CUDA backend takes even numbers up to 256",
@@ -217,6 +181,7 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     if (!b) return error_memory(err, "the CUDA backend", sizeof *b);
     b->shape = *shape;
     b->limits = *limits;
+    b->pool = pool;
     b->device = selected;
     b->capability = capability_of(selected);
     cuda_good(b, cudaSetDevice(b->device),
@@ -224,119 +189,12 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     if (!cuda_good(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking),
                    "opening a stream") ||
         !reserve(b)) {
-        linnet_status status = device_error(b, err);
+        linnet_status status = cuda_failure(b, err);
         cuda_close(b);
         return status;
     }
     *out = b;
     return LINNET_OK;
-}
-
-/* ---- loading ------------------------------------------------------------------------------------
- */
-
-static struct matrix *new_matrix(struct backend *b, int64_t rows, int64_t columns, size_t bytes)
-{
-    struct matrix *m = (struct matrix *)mem_new(1, sizeof *m);
-    if (!m) {
-        cuda_good(b, cudaErrorMemoryAllocation, "a weight matrix");
-        return NULL;
-    }
-    m->rows = rows;
-    m->columns = columns;
-    m->padded = padded_columns(columns);
-    m->panels = panel_count(rows, false);
-    m->next = b->matrices;
-    b->matrices = m;
-    if (cuda_good(b, cudaMalloc((void **)&m->data, bytes), "the weights"))
-        cuda_good(b, cudaMemsetAsync(m->data, 0, bytes, b->stream), "the weights");
-    return m;
-}
-
-/* Row r of a part as bf16. scratch: [columns] */
-static void convert_row(const struct matrix_part *p, int64_t r, float *scratch, uint16_t *out)
-{
-    const char *source = (const char *)p->data +
-                         matrix_source_row(r, p->interleaved) * dtype_bytes(p->dtype, p->columns);
-    if (p->dtype == DTYPE_BF16) {
-        memcpy(out, source, (size_t)p->columns * 2);
-        return;
-    }
-    dtype_to_f32(p->dtype, source, p->columns, scratch);
-    for (int64_t c = 0; c < p->columns; c++) out[c] = bf16_from_f32(scratch[c]);
-}
-
-/* Sends the rows of a part through the staging buffers; `take` gets them on the device. */
-static void send_rows(struct backend *b, const struct matrix_part *p, int64_t first,
-                      struct matrix *m, bool packed)
-{
-    float *scratch = (float *)mem_new((size_t)p->columns, sizeof(float));
-    int64_t row_bytes = p->columns * 2, at_once = STAGING_BYTES / row_bytes;
-    if (!scratch || at_once < 1) cuda_good(b, cudaErrorMemoryAllocation, "loading a row");
-    for (int64_t r = 0; r < p->rows && b->failed == cudaSuccess; r += at_once) {
-        int64_t n = p->rows - r < at_once ? p->rows - r : at_once;
-        for (int64_t i = 0; i < n; i++)
-            convert_row(p, r + i, scratch, (uint16_t *)b->host_staging + i * p->columns);
-        void *to = packed ? b->staging : (void *)(m->data + (first + r) * p->columns);
-        cuda_good(b,
-                  cudaMemcpyAsync(to, b->host_staging, (size_t)(n * row_bytes),
-                                  cudaMemcpyHostToDevice, b->stream),
-                  "loading weights");
-        if (packed) matrix_pack(b, b->stream, (const bf16 *)b->staging, first + r, n, m);
-        cuda_good(b, cudaStreamSynchronize(b->stream),
-                  "loading weights"); /* the staging buffer is free again */
-    }
-    free(scratch);
-}
-
-static int64_t cuda_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns)
-{
-    (void)dtype;
-    return (panel_count(rows, false) + 1) * PANEL_ROWS * padded_columns(columns) *
-           (int64_t)sizeof(bf16);
-}
-
-static int64_t cuda_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns)
-{
-    (void)dtype;
-    return rows * columns * (int64_t)sizeof(bf16);
-}
-
-static linnet_status cuda_load_matrix(struct backend *b, const struct matrix_part *parts,
-                                      int n_parts, struct matrix **out, linnet_error *err)
-{
-    int64_t rows = 0, first = 0;
-    for (int i = 0; i < n_parts; i++) rows += parts[i].rows;
-    struct matrix *m = new_matrix(b, rows, parts[0].columns,
-                                  (size_t)cuda_matrix_bytes(DTYPE_BF16, rows, parts[0].columns));
-    if (m && parts[0].paired) m->paired = true, m->panels = panel_count(rows, true);
-    for (int i = 0; i < n_parts && b->failed == cudaSuccess; first += parts[i++].rows)
-        send_rows(b, &parts[i], first, m, true);
-    *out = m;
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
-}
-
-static linnet_status cuda_load_embedding(struct backend *b, const struct matrix_part *part,
-                                         struct matrix **out, linnet_error *err)
-{
-    *out = new_matrix(b, part->rows, part->columns,
-                      (size_t)cuda_embedding_bytes(part->dtype, part->rows, part->columns));
-    if (b->failed == cudaSuccess) send_rows(b, part, 0, *out, false);
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
-}
-
-static linnet_status cuda_load_vector(struct backend *b, const float *values, int64_t n,
-                                      struct vector **out, linnet_error *err)
-{
-    struct vector *v = (struct vector *)mem_new(1, sizeof *v);
-    if (!v) return error_memory(err, "a weight vector", sizeof *v);
-    v->next = b->vectors;
-    b->vectors = v;
-    if (cuda_good(b, cudaMalloc((void **)&v->data, (size_t)n * sizeof(float)), "the weights"))
-        cuda_good(b, cudaMemcpy(v->data, values, (size_t)n * sizeof(float), cudaMemcpyHostToDevice),
-                  "loading weights");
-    *out = v;
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
 }
 
 /* ---- the operations
@@ -518,7 +376,7 @@ static linnet_status cuda_finish(struct backend *b, linnet_error *err)
             b, cudaMemcpyAsync(b->host_logits, b->logits, bytes, cudaMemcpyDeviceToHost, b->stream),
             "fetching logits");
     cuda_good(b, cudaStreamSynchronize(b->stream), "a step");
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
+    return cuda_failure(b, err);
 }
 
 /* ---- looking at results
@@ -640,6 +498,7 @@ static const struct ops table = {
     cuda_load_matrix,
     cuda_load_embedding,
     cuda_load_vector,
+    cuda_loaded,
     cuda_matrix_bytes,
     cuda_embedding_bytes,
     cuda_cache_bytes,
@@ -667,40 +526,12 @@ extern "C" __attribute__((visibility("default"))) const struct ops *
 linnet_cuda_ops(const struct ops_cuda_request *request, char *text, size_t text_size,
                 int64_t *free_bytes, linnet_error *err)
 {
-    int count = 0;
-    cudaError_t status = request->abi == OPS_ABI ? cudaGetDeviceCount(&count) : cudaSuccess;
     if (request->abi != OPS_ABI) {
         error_set(err, LINNET_DEVICE,
                   "liblinnet_cuda.so is of another version than linnet: install both together");
         return NULL;
     }
-    if (status != cudaSuccess || count == 0) {
-        error_set(err, LINNET_DEVICE, "no usable GPU: %s",
-                  status == cudaSuccess ? "none is there" : cudaGetErrorString(status));
-        return NULL;
-    }
-    if (request->index < 0 || request->index >= count) {
-        error_set(err, LINNET_DEVICE, "there is no GPU %d: the machine has %d", request->index,
-                  count);
-        return NULL;
-    }
-    cudaDeviceProp p;
-    size_t free_now = 0, total = 0;
-    status = cudaGetDeviceProperties(&p, request->index);
-    if (status == cudaSuccess && p.major < 8) {
-        error_set(err, LINNET_UNSUPPORTED, "%s has compute capability %d.%d and 8.0 is the least",
-                  p.name, p.major, p.minor);
-        return NULL;
-    }
-    if (status == cudaSuccess) status = cudaSetDevice(request->index);
-    if (status == cudaSuccess) status = cudaMemGetInfo(&free_now, &total);
-    if (status != cudaSuccess) {
-        error_set(err, LINNET_DEVICE, "GPU %d cannot be used: %s", request->index,
-                  cudaGetErrorString(status));
-        return NULL;
-    }
-    snprintf(text, text_size, "cuda:%d (%s)", request->index, p.name);
-    *free_bytes = (int64_t)free_now;
+    if (cuda_find(request->index, text, text_size, free_bytes, err) != LINNET_OK) return NULL;
     selected = request->index;
     return &table;
 }
