@@ -121,15 +121,16 @@ static linnet_engine *fake_engine(const struct fake_options *options, struct fak
     m->fail_at = -1;
     m->slots = calloc((size_t)limits.n_blocks * 16, sizeof *m->slots);
     m->logits = calloc((size_t)limits.max_logits * FAKE_VOCAB, sizeof *m->logits);
-    struct engine_config config = {.runner = {m, fake_step, fake_row, fake_close},
-                                   .tokenizer = options->tokenizer,
-                                   .n_vocab = FAKE_VOCAB,
-                                   .eos = {FAKE_EOS},
-                                   .n_eos = 1,
-                                   .limits = limits,
-                                   .prefix_caching = options->prefix_caching,
-                                   .hash_seed = 1,
-                                   .dynamic_rope_context = options->dynamic_rope_context};
+    struct engine_config config = {
+        .runner = {.self = m, .step = fake_step, .logits = fake_row, .close = fake_close},
+        .tokenizer = options->tokenizer,
+        .n_vocab = FAKE_VOCAB,
+        .eos = {FAKE_EOS},
+        .n_eos = 1,
+        .limits = limits,
+        .prefix_caching = options->prefix_caching,
+        .hash_seed = 1,
+        .dynamic_rope_context = options->dynamic_rope_context};
     linnet_engine *engine;
     linnet_error err;
     assert_ok(engine_open(&config, &engine, &err), err);

@@ -58,7 +58,7 @@ static void rig_open(struct rig *rig, const char *path, int32_t n_blocks, int32_
                              &rig->decoder, &err),
               err);
     const struct rope_config *rope = &rig->config.rope;
-    struct engine_config config = {.runner = {rig, rig_step, rig_logits, NULL},
+    struct engine_config config = {.runner = {.self = rig, .step = rig_step, .logits = rig_logits},
                                    .n_vocab = rig->config.shape.vocab,
                                    .limits = limits,
                                    .prefix_caching = prefix_caching,

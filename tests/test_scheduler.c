@@ -44,6 +44,7 @@ static void add(struct bench *b, struct sequence_memory *m, int32_t n_prompt, in
                                     .blocks = m->blocks,
                                     .n_prompt = n_prompt,
                                     .n_known = n_prompt,
+                                    .n_max = MAX_TOKENS,
                                     .next_sibling = &m->sequence};
     for (int32_t i = 0; i < n_prompt; i++) m->tokens[i] = first + i;
     scheduler_add(b->scheduler, &m->sequence);
@@ -60,7 +61,7 @@ static void run(struct bench *b)
     scheduler_commit(b->scheduler);
     for (int32_t i = 0; i < b->n; i++) {
         struct sequence *q = b->items[i].sequence;
-        if (q->n_computed == q->n_known) q->tokens[q->n_known++] = 7;
+        if (q->n_coming > 0) scheduler_append(b->scheduler, q, 7);
     }
 }
 
