@@ -103,7 +103,8 @@ static struct choice_rule make_rule(int32_t *places, const struct sampling *s,
     struct adjustment *a;
     for (int32_t i = 0; i < s->n_bias; i++)
         if ((a = adjust(places, &rule, adjustments, s->bias[i].id))) a->bias += s->bias[i].bias;
-    for (int32_t i = 0; has_penalties(s) && i < c->n_prompt + c->n_output; i++) {
+    int32_t end = has_penalties(s) ? c->n_prompt + c->n_output : 0;
+    for (int32_t i = s->repetition_penalty != 1 ? 0 : c->n_prompt; i < end; i++) {
         if (!(a = adjust(places, &rule, adjustments, c->tokens[i]))) continue;
         a->seen = true;
         a->count += i >= c->n_prompt;
