@@ -38,6 +38,19 @@ static const float *compute_logits(void *self, int32_t i)
     return decoder_logits(c->decoder, i);
 }
 
+static linnet_status compute_submit(void *self, const struct step *s,
+                                    const struct choice_rule *rules, linnet_error *err)
+{
+    struct compute *c = self;
+    return decoder_submit(c->decoder, s, rules, err);
+}
+
+static linnet_status compute_collect(void *self, const struct chosen **out, linnet_error *err)
+{
+    struct compute *c = self;
+    return decoder_collect(c->decoder, out, err);
+}
+
 static void compute_close(void *self)
 {
     struct compute *c = self;
@@ -100,7 +113,12 @@ linnet_status linnet_engine_create(linnet_model *m, const linnet_engine_options 
         return error_set(err, LINNET_IO, "the system gives no random numbers");
     status = compute_open(m, &device, &plan, o, &compute, err);
     if (status) return status;
-    config.runner = (struct runner){compute, compute_step, compute_logits, compute_close};
+    config.runner = (struct runner){
+        .self = compute, .step = compute_step, .logits = compute_logits, .close = compute_close};
+    if (decoder_can_choose(compute->decoder)) {
+        config.runner.submit = compute_submit;
+        config.runner.collect = compute_collect;
+    }
     linnet_engine *e;
     status = engine_open(&config, &e, err);
     if (status) return status;
