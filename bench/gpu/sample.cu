@@ -283,12 +283,13 @@ static void measure_all(void)
                  {"top_p .9", 1, 0.9f, 0, 3, 0},
                  {"t .7, top_p .9", 0.7f, 0.9f, 0, 3, 0},
                  {"top_k 50, top_p .9", 1, 0.9f, 0, 3, 50},
-                 {"flat, top_p .9", 1, 0.9f, 0, 0.01f, 0}};
+                 {"flat, top_p .9", 1, 0.9f, 0, 0.01f, 0},
+                 {"equal, top_p .9", 1, 0.9f, 0, 0, 0}};
     struct device d = device_open(VOCAB, ROWS);
     std::vector<float> logits((size_t)VOCAB * ROWS);
     std::vector<struct choice_rule> rules(ROWS);
     printf("%-20s %8s %8s %8s %8s %8s rows of %d; us\n", "", "1", "8", "32", "64", "256", VOCAB);
-    float spread = 0;
+    float spread = -1;
     for (const struct kind &k : kinds) {
         if (k.spread != spread)
             for (float &x : logits) x = k.spread * normal();

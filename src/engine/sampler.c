@@ -431,15 +431,23 @@ static double load_adjusted(struct sampler *s, const float *logits, const struct
     return find_maxima(s, rule->n_allowed);
 }
 
+/* Bins of exponents, highest first, 32 to each 1; what has no weight is in the last. */
+enum { BINS = -32 * CHOICE_LEAST_EXPONENT };
+
+static inline int32_t bin_of(double exponent)
+{
+    return (int32_t)(exponent * -32);
+}
+
 /* The cut of top_p among the candidates. The exact search looks into one bin only. */
 static struct cut find_top_p(struct sampler *s, uint64_t need)
 {
-    uint64_t masses[CHOICE_BINS + 1] = {0};
-    for (int32_t i = 0; i < s->n; i++) masses[choice_bin(s->x[i])] += s->weights[i];
+    uint64_t masses[BINS + 1] = {0};
+    for (int32_t i = 0; i < s->n; i++) masses[bin_of(s->x[i])] += s->weights[i];
     int32_t bin = 0, used = 0;
     for (; masses[bin] < need; bin++) need -= masses[bin];
     for (int32_t i = 0; i < s->n; i++)
-        if (choice_bin(s->x[i]) == bin) s->items[used++] = (struct item){s->x[i], s->weights[i]};
+        if (bin_of(s->x[i]) == bin) s->items[used++] = (struct item){s->x[i], s->weights[i]};
     return find_cut(s->items, used, need);
 }
 

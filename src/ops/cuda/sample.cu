@@ -1,216 +1,5 @@
-#include "ops/cuda/sample.cuh"
-
-#include <float.h>
-#include <math.h>
-#include <string.h>
-
-extern "C" {
-#include "ops/choice.h"
-}
-
-/*
- * A row is cut into parts, one for each block; who is last to arrive at the end of a kernel merges
- * the parts of its row. Sums of weights are kept for each tile of a row.
- *
- *   scan    adjusts; maximum, damage. Greedy rows end here.
- *   weigh   sums of tiles, then the draw; or, if there is top_k or top_p, how many candidates and
- *           what mass fall into each bin of exponents
- *   narrow  only for both: the k-th largest, exactly, which the total of top_p depends on
- *   cut     the last that stays, exactly, among those of its bin; sums of tiles, the draw
- */
-enum {
-    THREADS = 256,
-    WARPS = THREADS / 32,
-    TILE = 4 * THREADS,
-    MAX_TILES = CHOICE_MAX_VOCAB / TILE,
-    MAX_PARTS = 160,
-    BLOCKS = 1056, /* about as many as the largest devices hold at once */
-    LIST = 8192,   /* ids of one bin; if there are more, the whole row is walked */
-    EACH = CHOICE_BINS / THREADS
-};
-
-typedef unsigned long long mass;
-
-enum { DAMAGED = 1, FINITE = 2 };
-
-struct sample_peak {
-    double max;
-    int32_t id;    /* lowest that has it, -1: none above -infinity */
-    int32_t flags; /* of all of the part, padding too */
-};
-
-enum row_state { ROW_DONE, ROW_WEIGH, ROW_NARROW, ROW_CUT };
-
-struct sample_row {
-    enum row_state state;
-    unsigned int n_arrived; /* wraps to 0 */
-    int32_t n_list;         /* > LIST: there were too many */
-    int32_t bin;            /* where the cut is */
-    mass need;              /* of that bin */
-    double max, scale;
-    double floor; /* the k-th largest, or -infinity */
-};
-
-/* What the last block knows of the cut. Values are logits for top_k, exponents for top_p. */
-struct cut {
-    double value;
-    int32_t last_tie; /* ids up to this stay of those equal to it */
-};
-
-struct args {
-    struct sample_work work;
-    float *logits;
-    const struct choice_rule *rules;
-    struct chosen *chosen;
-    int32_t part_size; /* whole tiles */
-};
-
-/* ---- a row as a block sees it ---- */
-
-struct view {
-    const struct choice_rule *rule;
-    struct sample_row *row;
-    float *logits;
-    double *adjusted;
-    struct chosen *chosen;
-    int32_t vocab, n_allowed, begin, end; /* begin, end: this block's part */
-    bool top_k, top_p;
-    uint64_t least; /* weight that min_p keeps */
-};
-
-__device__ struct view view_row(const struct args &a)
-{
-    struct view v;
-    int32_t row = (int32_t)blockIdx.y;
-    v.rule = a.rules + row;
-    v.row = a.work.rows + row;
-    v.vocab = a.work.vocab;
-    v.logits = a.logits + (int64_t)row * v.vocab;
-    v.adjusted =
-        a.work.adjusted + (v.rule->adjustments - (const struct adjustment *)(a.rules + gridDim.y));
-    v.chosen = a.chosen + row;
-    v.n_allowed = max(0, min(v.rule->n_allowed, v.vocab));
-    v.begin = (int32_t)blockIdx.x * a.part_size;
-    v.end = min(v.begin + a.part_size, v.vocab);
-    v.top_k = v.rule->top_k > 0 && v.rule->top_k < v.n_allowed;
-    v.top_p = v.rule->top_p < 1;
-    v.least = choice_least(v.rule->min_p);
-    return v;
-}
-
-/* An adjusted logit is replaced by a NaN that says where its value is. */
-enum { MARK = 0xFFC00000u, SLOT = 0x003FFFFF };
-
-__device__ inline int32_t slot_of(float mark)
-{
-    return (int32_t)(__float_as_uint(mark) & SLOT);
-}
-
-/* After scan: a row that goes on has no other NaN. */
-__device__ inline double value_of(const struct view &v, float logit)
-{
-    return logit == logit ? (double)logit : v.adjusted[slot_of(logit)];
-}
-
-/* f(id, logit) for ids in [begin, end), where begin is a multiple of 4; a thread has 4 in a row.
- * `after` is called by all threads of a warp at once, when a tile is done. */
-template <class F, class After>
-__device__ inline void walk(const float *logits, int32_t vocab, int32_t begin, int32_t end, F f,
-                            After after)
-{
-    bool aligned = vocab % 4 == 0;
-    for (int32_t tile = begin; tile < end; tile += TILE) {
-        int32_t id = tile + 4 * (int32_t)threadIdx.x;
-        if (aligned && id < end) {
-            float4 four = *reinterpret_cast<const float4 *>(logits + id);
-            f(id, four.x);
-            f(id + 1, four.y);
-            f(id + 2, four.z);
-            f(id + 3, four.w);
-        } else {
-            for (int32_t j = id; j < id + 4 && j < end; j++) f(j, logits[j]);
-        }
-        after(tile);
-    }
-}
-
-__device__ inline void nothing(int32_t)
-{
-}
-
-/* ---- together ---- */
-
-/* True in the whole block if it is the last of its row; what the others wrote is then visible. */
-__device__ bool last_of_row(struct sample_row *row)
-{
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(&row->n_arrived, gridDim.x - 1) == gridDim.x - 1;
-    __syncthreads();
-    if (last) __threadfence();
-    return last;
-}
-
-__device__ inline mass warp_sum(mass m)
-{
-    for (int i = 16; i > 0; i /= 2) m += __shfl_xor_sync(~0u, m, i);
-    return m;
-}
-
-struct found {
-    int32_t thread; /* -1: the sum of all does not reach it */
-    mass rest;      /* what is needed of that thread's own */
-    mass total;
-};
-
-/* The first thread at which the running sum of m reaches need >= 1. */
-__device__ struct found find_thread(mass m, mass need)
-{
-    __shared__ mass warps[WARPS];
-    __shared__ struct found found;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    mass sum = m;
-    for (int i = 1; i < 32; i *= 2) {
-        mass before = __shfl_up_sync(~0u, sum, i);
-        if (lane >= i) sum += before;
-    }
-    __syncthreads(); /* who came before has read `found` */
-    if (lane == 31) warps[warp] = sum;
-    if (threadIdx.x == 0) found.thread = -1;
-    __syncthreads();
-    mass total = 0;
-    for (int i = 0; i < WARPS; i++) {
-        if (i == warp) sum += total;
-        total += warps[i];
-    }
-    if (sum - m < need && sum >= need)
-        found.thread = (int32_t)threadIdx.x, found.rest = need - (sum - m);
-    __syncthreads();
-    return {found.thread, found.rest, total};
-}
-
-/* The same for bins: a thread has EACH of them. `thread` of the answer is a bin. */
-template <class T> __device__ struct found find_bin(const T *bins, mass need)
-{
-    __shared__ struct found found;
-    mass own[EACH], sum = 0;
-    for (int i = 0; i < EACH; i++) sum += own[i] = __ldcg(bins + threadIdx.x * EACH + i);
-    struct found f = find_thread(sum, need);
-    if (f.thread < 0) return f;
-    if (f.thread == (int32_t)threadIdx.x) {
-        int i = 0;
-        for (; own[i] < f.rest; i++) f.rest -= own[i];
-        found = {f.thread * EACH + i, f.rest, f.total};
-    }
-    __syncthreads();
-    return found;
-}
-
-__device__ mass block_sum(mass m)
-{
-    return find_thread(m, 1).total;
-}
+#include "ops/cuda/sample_row.cuh"
+#include "ops/cuda/sample_select.cuh"
 
 /* ---- scan ---- */
 
@@ -218,8 +7,10 @@ __device__ inline struct sample_peak higher(struct sample_peak a, struct sample_
 {
     bool other = b.max > a.max || (b.max == a.max && b.id >= 0 && (a.id < 0 || b.id < a.id));
     int32_t flags = a.flags | b.flags;
+    float min = fminf(a.min, b.min);
     if (other) a = b;
     a.flags = flags;
+    a.min = min;
     return a;
 }
 
@@ -228,7 +19,7 @@ __device__ struct sample_peak block_peak(struct sample_peak p)
     __shared__ struct sample_peak warps[WARPS];
     for (int i = 16; i > 0; i /= 2)
         p = higher(p, {__shfl_xor_sync(~0u, p.max, i), __shfl_xor_sync(~0u, p.id, i),
-                       __shfl_xor_sync(~0u, p.flags, i)});
+                       __shfl_xor_sync(~0u, p.flags, i), __shfl_xor_sync(~0u, p.min, i)});
     __syncthreads();
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = p;
     __syncthreads();
@@ -257,16 +48,18 @@ __device__ int32_t adjust(const struct view &v)
 __device__ struct sample_peak part_peak(const struct view &v)
 {
     int32_t flags = v.rule->n_adjustments > 0 ? adjust(v) : 0;
-    float best = -INFINITY;
+    float best = -INFINITY, min = INFINITY;
     int32_t best_id = -1;
-    struct sample_peak adjusted = {-INFINITY, -1, 0};
+    struct sample_peak adjusted = {-INFINITY, -1, 0, INFINITY};
     bool finite = false, damaged = false;
     walk(
         v.logits, v.vocab, v.begin, v.end,
         [&](int32_t id, float logit) {
             if (logit <= FLT_MAX) {
                 finite |= logit > -INFINITY;
-                if (logit > best && id < v.n_allowed) best = logit, best_id = id;
+                if (id >= v.n_allowed) return;
+                if (logit > best) best = logit, best_id = id;
+                if (logit > -INFINITY) min = fminf(min, logit);
                 return;
             }
             int32_t slot = slot_of(logit);
@@ -279,26 +72,26 @@ __device__ struct sample_peak part_peak(const struct view &v)
         },
         nothing);
     flags |= (finite ? FINITE : 0) | (damaged ? DAMAGED : 0);
-    return block_peak(higher({best, best_id, flags}, adjusted));
+    return block_peak(higher({best, best_id, flags, min}, adjusted));
 }
 
-static __global__ void __launch_bounds__(THREADS) scan_rows(struct args a)
+static __global__ void __launch_bounds__(THREADS, 8) scan_rows(struct args a)
 {
     struct view v = view_row(a);
     bool sampled = v.rule->temperature > 0;
     if (sampled && (v.top_k || v.top_p)) {
-        int64_t bins = (int64_t)blockIdx.y * CHOICE_BINS;
-        for (int i = blockIdx.x * THREADS + threadIdx.x; i < CHOICE_BINS; i += gridDim.x * THREADS)
+        int64_t bins = (int64_t)blockIdx.y * BINS;
+        for (int i = blockIdx.x * THREADS + threadIdx.x; i < BINS; i += gridDim.x * THREADS)
             a.work.masses[bins + i] = 0, a.work.counts[bins + i] = 0;
     }
     struct sample_peak *peaks = a.work.peaks + (int64_t)blockIdx.y * MAX_PARTS;
     struct sample_peak p = part_peak(v);
     if (threadIdx.x == 0) peaks[blockIdx.x] = p;
     if (!last_of_row(v.row)) return;
-    p = {-INFINITY, -1, 0};
+    p = {-INFINITY, -1, 0, INFINITY};
     if (threadIdx.x < gridDim.x) {
         const struct sample_peak *other = peaks + threadIdx.x;
-        p = {__ldcg(&other->max), __ldcg(&other->id), __ldcg(&other->flags)};
+        p = {__ldcg(&other->max), __ldcg(&other->id), __ldcg(&other->flags), __ldcg(&other->min)};
     }
     p = block_peak(p);
     if (threadIdx.x > 0) return;
@@ -312,18 +105,19 @@ static __global__ void __launch_bounds__(THREADS) scan_rows(struct args a)
     v.row->max = p.max;
     v.row->scale = choice_scale(v.rule);
     v.row->floor = -INFINITY;
+    double range = fmin((p.max - p.min) * v.row->scale, (double)-CHOICE_LEAST_EXPONENT);
+    v.row->bin_scale = -BINS / fmax(range, 1e-30);
 }
 
 /* ---- the draw ---- */
 
 /* kept(x, exponent, id); sums of tiles in shared memory. */
-template <class Kept>
-__device__ void draw(const struct view &v, const mass *sums, int32_t n_tiles, Kept kept)
+template <class Kept> __device__ void draw(const struct view &v, const mass *sums, Kept kept)
 {
     enum { TILES = MAX_TILES / THREADS };
     int32_t first = (int32_t)threadIdx.x * TILES;
     mass sum = 0;
-    for (int i = 0; i < TILES; i++) sum += first + i < n_tiles ? sums[first + i] : 0;
+    for (int i = 0; i < TILES; i++) sum += (first + i) * TILE < v.vocab ? sums[first + i] : 0;
     mass total = block_sum(sum);
     struct found f = find_thread(sum, choice_draw(v.rule, total) + 1);
     int32_t tile = f.thread * TILES;
@@ -352,54 +146,61 @@ __device__ void draw(const struct view &v, const mass *sums, int32_t n_tiles, Ke
 
 /* ---- weigh ---- */
 
-__device__ void load_sums(mass *sums, const mass *from, int32_t n_tiles)
+/* Sums of weight(id, logit) over the tiles of [begin, end), in shared memory. */
+template <class Weight>
+__device__ inline void sum_tiles(const struct view &v, mass *sums, int32_t begin, int32_t end,
+                                 Weight weight)
 {
-    for (int i = threadIdx.x; i < n_tiles; i += THREADS) sums[i] = __ldcg(from + i);
+    mass own = 0;
+    for (int i = threadIdx.x; i < MAX_TILES; i += THREADS) sums[i] = 0;
+    __syncthreads();
+    walk(
+        v.logits, v.vocab, begin, end,
+        [&](int32_t id, float logit) {
+            if (id < v.n_allowed) own += weight(id, logit);
+        },
+        [&](int32_t tile) {
+            mass sum = warp_sum(own);
+            if (threadIdx.x % 32 == 0 && sum > 0) atomicAdd(sums + tile / TILE, sum);
+            own = 0;
+        });
     __syncthreads();
 }
 
-/* The sum of a tile's weights, whose warps bring theirs: *own is the thread's, and is cleared. */
-__device__ inline void add_to_tile(mass *sums, int32_t tile, mass *own)
+/* Gives the part's sums to the others; the last of the row then has all of them in `sums`. */
+__device__ bool merge_tiles(const struct args &a, const struct view &v, mass *sums)
 {
-    mass sum = warp_sum(*own);
-    if (threadIdx.x % 32 == 0 && sum > 0) atomicAdd(sums + tile / TILE, sum);
-    *own = 0;
+    mass *all = a.work.sums + (int64_t)blockIdx.y * MAX_TILES;
+    for (int i = v.begin / TILE + threadIdx.x; i * TILE < v.end; i += THREADS) all[i] = sums[i];
+    if (!last_of_row(v.row)) return false;
+    for (int i = threadIdx.x; i * TILE < v.vocab; i += THREADS) sums[i] = __ldcg(all + i);
+    __syncthreads();
+    return true;
 }
 
 /* Rows without top_k and top_p. */
 __device__ void weigh_and_draw(const struct args &a, const struct view &v, mass *sums)
 {
     double max = v.row->max, scale = v.row->scale;
-    int32_t n_tiles = (v.vocab + TILE - 1) / TILE;
-    mass *all = a.work.sums + (int64_t)blockIdx.y * MAX_TILES, own = 0;
-    for (int i = threadIdx.x; i < n_tiles; i += THREADS) sums[i] = 0;
-    __syncthreads();
-    walk(
-        v.logits, v.vocab, v.begin, v.end,
-        [&](int32_t id, float logit) {
-            if (id >= v.n_allowed) return;
-            double y = choice_exponent(value_of(v, logit), max, scale);
-            uint64_t weight = choice_weight(y);
-            own += weight >= v.least ? weight : 0;
-        },
-        [&](int32_t tile) { add_to_tile(sums, tile, &own); });
-    __syncthreads();
-    for (int i = v.begin / TILE + threadIdx.x; i * TILE < v.end; i += THREADS) all[i] = sums[i];
-    if (!last_of_row(v.row)) return;
-    load_sums(sums, all, n_tiles);
-    draw(v, sums, n_tiles, [](double, double, int32_t) { return true; });
+    sum_tiles(v, sums, v.begin, v.end, [&](int32_t, float logit) -> uint64_t {
+        uint64_t weight = choice_weight(choice_exponent(value_of(v, logit), max, scale));
+        return weight >= v.least ? weight : 0;
+    });
+    if (merge_tiles(a, v, sums)) draw(v, sums, [](double, double, int32_t) { return true; });
 }
 
-/* Adds to a bin in shared memory; a warp that has but one bin adds once. */
-__device__ inline void add_to_bin(mass *masses, int32_t bin, mass m)
+/* Where the cut is: thread 0. */
+__device__ void set_bin(const struct view &v, int32_t bin, mass need, enum row_state state)
 {
-    unsigned int active = __activemask();
-    int lane = threadIdx.x % 32, leader = __ffs(active) - 1;
-    if (active == ~0u && __all_sync(active, bin == __shfl_sync(active, bin, leader))) {
-        m = warp_sum(m);
-        if (lane != leader) return;
-    }
-    atomicAdd(masses + bin, m);
+    struct sample_row *row = v.row;
+    row->state = state;
+    row->bin = bin;
+    row->need = need;
+    row->low = -INFINITY;
+    if (bin == BINS) return;
+    double exponent = bin < BINS - 1 ? (bin + 1) / row->bin_scale : CHOICE_LEAST_EXPONENT;
+    double depth = -exponent / row->scale * (1 + 0x1p-20); /* far more than rounding can do */
+    if (depth > fabs(row->max) * 0x1p-30) row->low = __double2float_rd(row->max - depth);
 }
 
 /* Whether the row goes on with a cut at top_p, for a total that is what `masses` hold. */
@@ -408,10 +209,7 @@ __device__ void plan_top_p(const struct view &v, const mass *masses)
     mass sum = 0;
     for (int i = 0; i < EACH; i++) sum += __ldcg(masses + threadIdx.x * EACH + i);
     struct found f = find_bin(masses, choice_need(v.rule->top_p, block_sum(sum)));
-    if (threadIdx.x > 0) return;
-    v.row->bin = f.thread;
-    v.row->need = f.rest;
-    v.row->state = ROW_CUT;
+    if (threadIdx.x == 0) set_bin(v, f.thread, f.rest, ROW_CUT);
 }
 
 __device__ void plan(const struct view &v, const mass *masses, const uint32_t *counts)
@@ -421,180 +219,62 @@ __device__ void plan(const struct view &v, const mass *masses, const uint32_t *c
     if (v.top_p && k.thread < 0) { /* fewer than k have a weight, if there is a k */
         plan_top_p(v, masses);
     } else if (threadIdx.x == 0) {
-        v.row->bin = k.thread < 0 ? CHOICE_BINS : k.thread;
-        v.row->need = k.rest;
-        v.row->state = v.top_p ? ROW_NARROW : ROW_CUT;
+        set_bin(v, k.thread < 0 ? BINS : k.thread, k.rest, v.top_p ? ROW_NARROW : ROW_CUT);
     }
 }
 
 static __global__ void __launch_bounds__(THREADS) weigh_rows(struct args a)
 {
-    __shared__ mass masses[CHOICE_BINS];
-    __shared__ uint32_t counts[CHOICE_BINS];
+    __shared__ mass sums[MAX_TILES];
+    __shared__ struct sums32<BINS> masses;
+    __shared__ uint32_t counts[BINS];
     struct view v = view_row(a);
     if (v.row->state == ROW_DONE) return;
     if (!v.top_k && !v.top_p) {
-        weigh_and_draw(a, v, masses);
+        weigh_and_draw(a, v, sums);
         return;
     }
-    for (int i = threadIdx.x; i < CHOICE_BINS; i += THREADS) masses[i] = 0, counts[i] = 0;
+    for (int i = threadIdx.x; i < BINS; i += THREADS)
+        masses.low[i] = masses.high[i] = counts[i] = 0;
     __syncthreads();
-    double max = v.row->max, scale = v.row->scale;
+    double max = v.row->max, scale = v.row->scale, bin_scale = v.row->bin_scale;
     walk(
         v.logits, v.vocab, v.begin, v.end,
         [&](int32_t id, float logit) {
             if (id >= v.n_allowed) return;
             double y = choice_exponent(value_of(v, logit), max, scale);
-            int32_t bin = choice_bin(y);
-            if (bin == CHOICE_BINS) return;
+            int32_t bin = bin_of(y, bin_scale);
+            if (bin == BINS) return;
             if (v.top_k) atomicAdd(counts + bin, 1);
-            if (v.top_p) add_to_bin(masses, bin, choice_weight(y));
+            if (v.top_p) add_to(&masses, bin, choice_weight(y));
         },
         nothing);
     __syncthreads();
-    mass *all_masses = a.work.masses + (int64_t)blockIdx.y * CHOICE_BINS;
-    uint32_t *all_counts = a.work.counts + (int64_t)blockIdx.y * CHOICE_BINS;
-    for (int i = threadIdx.x; i < CHOICE_BINS; i += THREADS) {
-        if (masses[i] > 0) atomicAdd(all_masses + i, masses[i]);
+    mass *all_masses = a.work.masses + (int64_t)blockIdx.y * BINS;
+    uint32_t *all_counts = a.work.counts + (int64_t)blockIdx.y * BINS;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        mass m = sum_at(&masses, i);
+        if (m > 0) atomicAdd(all_masses + i, m);
         if (counts[i] > 0) atomicAdd(all_counts + i, counts[i]);
     }
     if (last_of_row(v.row)) plan(v, all_masses, all_counts);
 }
 
-/* ---- exact selection in a bin ---- */
-
-/* Notes an id of the row's bin. */
-__device__ inline void note(const struct args &a, const struct view &v, int32_t id)
-{
-    int32_t at = atomicAdd(&v.row->n_list, 1);
-    if (at < LIST) a.work.lists[(int64_t)blockIdx.y * LIST + at] = id;
-}
-
-/* f(id, x, exponent) for what the threads have of the row's bin, by the list if it is whole. */
-struct bin_walk {
-    const struct view *v;
-    const int32_t *list;
-    int32_t n_list, bin;
-    double max, scale, floor;
-
-    template <class F> __device__ void operator()(F f) const
-    {
-        bool listed = n_list <= LIST;
-        int32_t n = listed ? n_list : v->n_allowed;
-        for (int32_t i = (int32_t)threadIdx.x; i < n; i += THREADS) {
-            int32_t id = listed ? __ldcg(list + i) : i;
-            double x = value_of(*v, v->logits[id]), y = choice_exponent(x, max, scale);
-            if (listed || (choice_bin(y) == bin && x >= floor)) f(id, x, y);
-        }
-    }
-};
-
-__device__ struct bin_walk walk_of_bin(const struct args &a, const struct view &v)
-{
-    return {&v,
-            a.work.lists + (int64_t)blockIdx.y * LIST,
-            __ldcg(&v.row->n_list),
-            v.row->bin,
-            v.row->max,
-            v.row->scale,
-            v.row->floor};
-}
-
-/* Keys in the order of doubles; -0 is 0. */
-__device__ inline uint64_t key_of(double x)
-{
-    uint64_t bits = (uint64_t)__double_as_longlong(x + 0.0);
-    return bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
-}
-
-__device__ inline double value_of_key(uint64_t key)
-{
-    return __longlong_as_double((long long)(key >> 63 ? key & ~((uint64_t)1 << 63) : ~key));
-}
-
-struct selected {
-    uint64_t key;
-    mass rest; /* what is needed of the keys equal to it */
-};
-
-/*
- * The largest key such that it and the higher ones reach need, which all of them do. visit(f) calls
- * f(key, mass) for the thread's own. Digits of 8 bits, from the highest bit in which keys differ.
- */
-template <class Visit> __device__ struct selected select_key(Visit visit, mass need)
-{
-    __shared__ mass digits[THREADS];
-    __shared__ unsigned int all[2], any[2]; /* low and high halves of what all or any keys have */
-    if (threadIdx.x < 2) all[threadIdx.x] = ~0u, any[threadIdx.x] = 0;
-    __syncthreads();
-    uint64_t own_all = ~(uint64_t)0, own_any = 0;
-    visit([&](uint64_t key, mass) { own_all &= key, own_any |= key; });
-    for (int i = 0; i < 2; i++) {
-        unsigned int in_all = __reduce_and_sync(~0u, (unsigned int)(own_all >> 32 * i));
-        unsigned int in_any = __reduce_or_sync(~0u, (unsigned int)(own_any >> 32 * i));
-        if (threadIdx.x % 32 == 0) atomicAnd(all + i, in_all), atomicOr(any + i, in_any);
-    }
-    __syncthreads();
-    uint64_t key = (uint64_t)all[1] << 32 | all[0];
-    uint64_t differ = key ^ ((uint64_t)any[1] << 32 | any[0]);
-    int top = differ ? 64 - __clzll((long long)differ) : 0;
-    while (top > 0 && (differ << (64 - top)) != 0) {
-        int shift = top > 8 ? top - 8 : 0;
-        uint32_t mask = (1u << (top - shift)) - 1;
-        digits[threadIdx.x] = 0;
-        __syncthreads();
-        visit([&](uint64_t k, mass m) {
-            if (top == 64 || (k ^ key) >> top == 0)
-                atomicAdd(digits + ((uint32_t)(k >> shift) & mask), m);
-        });
-        __syncthreads();
-        struct found f = find_thread(digits[THREADS - 1 - threadIdx.x], need);
-        need = f.rest;
-        key = (key & ~((uint64_t)mask << shift)) | (uint64_t)(THREADS - 1 - f.thread) << shift;
-        top = shift;
-    }
-    return {key, need};
-}
-
-/* The k-th largest of the row's bin. */
-__device__ double select_top_k(const struct bin_walk &each, mass need)
-{
-    return value_of_key(
-        select_key([&](auto f) { each([&](int32_t, double x, double) { f(key_of(x), 1); }); }, need)
-            .key);
-}
-
-/* The cut of top_p in the row's bin. */
-__device__ struct cut select_top_p(const struct bin_walk &each, mass need)
-{
-    struct selected s = select_key(
-        [&](auto f) { each([&](int32_t, double, double y) { f(key_of(y), choice_weight(y)); }); },
-        need);
-    double value = value_of_key(s.key);
-    mass one = choice_weight(value), ties = s.rest / one + (s.rest % one != 0), n = 0;
-    each([&](int32_t, double, double y) { n += y == value; });
-    if (block_sum(n) == ties) return {value, INT32_MAX};
-    s = select_key(
-        [&](auto f) {
-            each([&](int32_t id, double, double y) {
-                if (y == value) f(~(uint64_t)id, 1);
-            });
-        },
-        ties);
-    return {value, (int32_t)~s.key};
-}
+/* ---- narrow, cut ---- */
 
 static __global__ void __launch_bounds__(THREADS) narrow_rows(struct args a)
 {
     struct view v = view_row(a);
     if (v.row->state != ROW_NARROW) return;
-    double max = v.row->max, scale = v.row->scale;
+    double max = v.row->max, scale = v.row->scale, bin_scale = v.row->bin_scale;
+    float low = v.row->low;
     int32_t bin = v.row->bin;
     walk(
         v.logits, v.vocab, v.begin, v.end,
         [&](int32_t id, float logit) {
-            if (id >= v.n_allowed) return;
-            if (choice_bin(choice_exponent(value_of(v, logit), max, scale)) == bin) note(a, v, id);
+            if (id >= v.n_allowed || logit < low) return;
+            double y = choice_exponent(value_of(v, logit), max, scale);
+            if (bin_of(y, bin_scale) == bin) note(a, v, id);
         },
         nothing);
     if (!last_of_row(v.row)) return;
@@ -604,61 +284,62 @@ static __global__ void __launch_bounds__(THREADS) narrow_rows(struct args a)
     mass kept = 0;
     each([&](int32_t, double x, double y) { kept += x >= kth ? choice_weight(y) : 0; });
     kept = block_sum(kept);
-    mass *masses = a.work.masses + (int64_t)blockIdx.y * CHOICE_BINS;
-    for (int i = bin + threadIdx.x; i < CHOICE_BINS; i += THREADS) masses[i] = i == bin ? kept : 0;
+    mass *masses = a.work.masses + (int64_t)blockIdx.y * BINS;
+    for (int i = bin + threadIdx.x; i < BINS; i += THREADS) masses[i] = i == bin ? kept : 0;
     if (threadIdx.x == 0) v.row->floor = kth, v.row->n_list = 0;
     __threadfence();
     __syncthreads();
     plan_top_p(v, masses);
 }
 
-static __global__ void __launch_bounds__(THREADS) cut_rows(struct args a)
+static __global__ void __launch_bounds__(THREADS, 6) cut_rows(struct args a)
 {
     __shared__ mass sums[MAX_TILES];
     struct view v = view_row(a);
     if (v.row->state != ROW_CUT) return;
     double max = v.row->max, scale = v.row->scale, floor = v.row->floor;
-    int32_t bin = v.row->bin, n_tiles = (v.vocab + TILE - 1) / TILE;
-    mass *all = a.work.sums + (int64_t)blockIdx.y * MAX_TILES, own = 0;
-    for (int i = threadIdx.x; i < n_tiles; i += THREADS) sums[i] = 0;
-    __syncthreads();
-    walk(
-        v.logits, v.vocab, v.begin, v.end,
-        [&](int32_t id, float logit) {
-            if (id >= v.n_allowed) return;
-            double x = value_of(v, logit), y = choice_exponent(x, max, scale);
-            int32_t at = choice_bin(y);
-            if (at > bin || at == CHOICE_BINS || x < floor) return;
-            if (at == bin) {
-                note(a, v, id);
-            } else {
-                uint64_t weight = choice_weight(y);
-                own += weight >= v.least ? weight : 0;
-            }
-        },
-        [&](int32_t tile) { add_to_tile(sums, tile, &own); });
-    __syncthreads();
-    for (int i = v.begin / TILE + threadIdx.x; i * TILE < v.end; i += THREADS) all[i] = sums[i];
-    if (!last_of_row(v.row)) return;
+    double bin_scale = v.row->bin_scale;
+    float low = v.row->low;
+    int32_t bin = v.row->bin;
+    sum_tiles(v, sums, v.begin, v.end, [&](int32_t id, float logit) -> uint64_t {
+        if (logit < low) return 0;
+        double x = value_of(v, logit), y = choice_exponent(x, max, scale);
+        int32_t at = bin_of(y, bin_scale);
+        if (at > bin || at == BINS || x < floor) return 0;
+        if (at == bin) {
+            note(a, v, id);
+            return 0;
+        }
+        uint64_t weight = choice_weight(y);
+        return weight >= v.least ? weight : 0;
+    });
+    if (!merge_tiles(a, v, sums)) return;
 
-    load_sums(sums, all, n_tiles);
     bool by_count = !v.top_p;
-    struct cut cut = {-INFINITY, INT32_MAX};
     struct bin_walk each = walk_of_bin(a, v);
-    if (bin < CHOICE_BINS) {
-        cut = by_count ? (struct cut){select_top_k(each, v.row->need), INT32_MAX}
-                       : select_top_p(each, v.row->need);
-    }
+    struct cut last = {-INFINITY, INT32_MAX};
+    if (bin < BINS && by_count) last.value = select_top_k(each, v.row->need);
+    if (bin < BINS && !by_count) last = select_top_p(each, v.row->need);
     auto kept = [&](double x, double y, int32_t id) {
         double value = by_count ? x : y;
-        return x >= floor && (value > cut.value || (value == cut.value && id <= cut.last_tie));
+        return x >= floor && (value > last.value || (value == last.value && id <= last.last_tie));
     };
-    each([&](int32_t id, double x, double y) {
+    auto weight_of = [&](int32_t id, double x, double y) -> uint64_t {
         uint64_t weight = choice_weight(y);
-        if (weight >= v.least && kept(x, y, id)) atomicAdd(sums + id / TILE, (mass)weight);
-    });
-    __syncthreads();
-    draw(v, sums, n_tiles, kept);
+        return weight >= v.least && kept(x, y, id) ? weight : 0;
+    };
+    if (each.n_list <= LIST) {
+        each([&](int32_t id, double x, double y) {
+            atomicAdd(sums + id / TILE, (mass)weight_of(id, x, y));
+        });
+        __syncthreads();
+    } else { /* the whole row again is cheaper than that many atomics */
+        sum_tiles(v, sums, 0, v.vocab, [&](int32_t id, float logit) {
+            double x = value_of(v, logit);
+            return weight_of(id, x, choice_exponent(x, max, scale));
+        });
+    }
+    draw(v, sums, kept);
 }
 
 /* ---- the host's side ---- */
@@ -679,8 +360,8 @@ static size_t place(const struct shape *shape, const struct limits *limits, char
     w->rows = (struct sample_row *)take(memory, &used, n, sizeof *w->rows);
     w->peaks = (struct sample_peak *)take(memory, &used, n * MAX_PARTS, sizeof *w->peaks);
     w->sums = (mass *)take(memory, &used, n * MAX_TILES, sizeof *w->sums);
-    w->masses = (mass *)take(memory, &used, n * CHOICE_BINS, sizeof *w->masses);
-    w->counts = (uint32_t *)take(memory, &used, n * CHOICE_BINS, sizeof *w->counts);
+    w->masses = (mass *)take(memory, &used, n * BINS, sizeof *w->masses);
+    w->counts = (uint32_t *)take(memory, &used, n * BINS, sizeof *w->counts);
     w->lists = (int32_t *)take(memory, &used, n * LIST, sizeof *w->lists);
     w->adjusted = (double *)take(memory, &used, SAMPLE_ADJUSTMENTS, sizeof *w->adjusted);
     return used;
