@@ -48,7 +48,7 @@ HOST_DEVICE double choice_exponent(double x, double max, double scale)
 /*
  * round(e^y 2^44) for an exponent y, halves to even: 2^44 for 0, 0 for CHOICE_LEAST_EXPONENT. The
  * exponential is the same everywhere: y = k ln 2 + r, |r| <= ln 2 / 2, Taylor to r^7 (relative
- * error below 6e-9). No branch, so that compilers vectorise it.
+ * error below 8e-9). No branch, so that compilers vectorise it.
  */
 HOST_DEVICE uint64_t choice_weight(double exponent)
 {
