@@ -48,10 +48,10 @@ __device__ int32_t adjust(const struct view &v)
 __device__ struct sample_peak part_peak(const struct view &v)
 {
     int32_t flags = v.rule->n_adjustments > 0 ? adjust(v) : 0;
-    float best = -INFINITY, min = INFINITY;
-    int32_t best_id = -1;
     struct sample_peak adjusted = {-INFINITY, -1, 0, INFINITY};
-    bool finite = false, damaged = false;
+    float best = -INFINITY, min = INFINITY, bar = -INFINITY;
+    int32_t best_id = -1;
+    bool finite = false, damaged = false, sampled = v.rule->temperature > 0;
     walk(
         v.logits, v.vocab, v.begin, v.end,
         [&](int32_t id, float logit) {
@@ -64,18 +64,31 @@ __device__ struct sample_peak part_peak(const struct view &v)
             }
             int32_t slot = slot_of(logit);
             if (logit == logit || slot >= v.rule->n_adjustments ||
-                v.rule->adjustments[slot].id != id)
+                v.rule->adjustments[slot].id != id) {
                 damaged = true;
-            else
-                adjusted =
-                    higher(adjusted, {v.adjusted[slot], v.adjusted[slot] > -INFINITY ? id : -1, 0});
+                return;
+            }
+            double x = v.adjusted[slot];
+            adjusted = higher(adjusted, {x, x > -INFINITY ? id : -1, 0, INFINITY});
         },
-        nothing);
+        /* the warp's best of the tiles before, whose ids are lower: what is not above it is nothing
+         * new, and neither damaged nor a mark */
+        [&](int32_t) {
+            bar = best;
+            for (int i = 16; i > 0; i /= 2) bar = fmaxf(bar, __shfl_xor_sync(~0u, bar, i));
+        },
+        [&](const float4 &four) {
+            if (!(four.x <= bar && four.y <= bar && four.z <= bar && four.w <= bar)) return false;
+            float least = fminf(fminf(four.x, four.y), fminf(four.z, four.w));
+            if (sampled && least == -INFINITY) return false;
+            min = fminf(min, least);
+            return true;
+        });
     flags |= (finite ? FINITE : 0) | (damaged ? DAMAGED : 0);
     return block_peak(higher({best, best_id, flags, min}, adjusted));
 }
 
-static __global__ void __launch_bounds__(THREADS, 8) scan_rows(struct args a)
+static __global__ void __launch_bounds__(THREADS, 6) scan_rows(struct args a)
 {
     struct view v = view_row(a);
     bool sampled = v.rule->temperature > 0;
@@ -163,7 +176,8 @@ __device__ inline void sum_tiles(const struct view &v, mass *sums, int32_t begin
             mass sum = warp_sum(own);
             if (threadIdx.x % 32 == 0 && sum > 0) atomicAdd(sums + tile / TILE, sum);
             own = 0;
-        });
+        },
+        never);
     __syncthreads();
 }
 
@@ -248,7 +262,7 @@ static __global__ void __launch_bounds__(THREADS) weigh_rows(struct args a)
             if (v.top_k) atomicAdd(counts + bin, 1);
             if (v.top_p) add_to(&masses, bin, choice_weight(y));
         },
-        nothing);
+        nothing, never);
     __syncthreads();
     mass *all_masses = a.work.masses + (int64_t)blockIdx.y * BINS;
     uint32_t *all_counts = a.work.counts + (int64_t)blockIdx.y * BINS;
@@ -276,7 +290,7 @@ static __global__ void __launch_bounds__(THREADS) narrow_rows(struct args a)
             double y = choice_exponent(value_of(v, logit), max, scale);
             if (bin_of(y, bin_scale) == bin) note(a, v, id);
         },
-        nothing);
+        nothing, never);
     if (!last_of_row(v.row)) return;
 
     struct bin_walk each = walk_of_bin(a, v);

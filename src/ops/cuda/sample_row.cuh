@@ -43,7 +43,7 @@ struct sample_peak {
     double max;
     int32_t id;    /* lowest that has it, -1: none above -infinity */
     int32_t flags; /* of all of the part, padding too */
-    float min;     /* of those not adjusted, above -infinity */
+    float min;     /* of those not adjusted, above -infinity; padding may count */
 };
 
 enum row_state { ROW_DONE, ROW_WEIGH, ROW_NARROW, ROW_CUT };
@@ -121,11 +121,14 @@ __device__ inline double value_of(const struct view &v, float logit)
     return logit == logit ? (double)logit : v.adjusted[slot_of(logit)];
 }
 
-/* f(id, logit) for ids in [begin, end), where begin is a multiple of 4; a thread has 4 in a row.
- * `after` is called by all threads of a warp at once, when a tile is done. */
-template <class F, class After>
+/*
+ * f(id, logit) for ids in [begin, end), where begin is a multiple of 4; a thread has 4 in a row,
+ * which skip(four) may take care of at once. `after` is called by all threads of a warp together,
+ * when a tile is done.
+ */
+template <class F, class After, class Skip>
 __device__ inline void walk(const float *logits, int32_t vocab, int32_t begin, int32_t end, F f,
-                            After after)
+                            After after, Skip skip)
 {
     bool aligned = vocab % 4 == 0;
     int32_t id = begin + 4 * (int32_t)threadIdx.x;
@@ -136,10 +139,12 @@ __device__ inline void walk(const float *logits, int32_t vocab, int32_t begin, i
         if (aligned && id + TILE < end)
             next = *reinterpret_cast<const float4 *>(logits + id + TILE);
         if (aligned && id < end) {
-            f(id, four.x);
-            f(id + 1, four.y);
-            f(id + 2, four.z);
-            f(id + 3, four.w);
+            if (!skip(four)) {
+                f(id, four.x);
+                f(id + 1, four.y);
+                f(id + 2, four.z);
+                f(id + 3, four.w);
+            }
         } else {
             for (int32_t j = id; j < id + 4 && j < end; j++) f(j, logits[j]);
         }
@@ -149,6 +154,11 @@ __device__ inline void walk(const float *logits, int32_t vocab, int32_t begin, i
 
 __device__ inline void nothing(int32_t)
 {
+}
+
+__device__ inline bool never(const float4 &)
+{
+    return false;
 }
 
 /* BINS where the weight is 0. */
