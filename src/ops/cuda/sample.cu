@@ -1,6 +1,17 @@
 #include "ops/cuda/sample_row.cuh"
 #include "ops/cuda/sample_select.cuh"
 
+/*
+ * A row is cut into parts, one for each block; who is last to arrive at the end of a kernel merges
+ * the parts of its row. Sums of weights are kept for each tile of a row.
+ *
+ *   scan    adjusts; maximum, damage. Greedy rows end here.
+ *   weigh   sums of tiles, then the draw; or, if there is top_k or top_p, how many candidates and
+ *           what mass fall into each bin of exponents
+ *   narrow  only for both: the k-th largest, exactly, which the total of top_p depends on
+ *   cut     the last that stays, exactly, among those of its bin; sums of tiles, the draw
+ */
+
 /* ---- scan ---- */
 
 __device__ inline struct sample_peak higher(struct sample_peak a, struct sample_peak b)
@@ -71,8 +82,8 @@ __device__ struct sample_peak part_peak(const struct view &v)
             double x = v.adjusted[slot];
             adjusted = higher(adjusted, {x, x > -INFINITY ? id : -1, 0, INFINITY});
         },
-        /* the warp's best of the tiles before, whose ids are lower: what is not above it is nothing
-         * new, and neither damaged nor a mark */
+        /* the bar is the warp's best of the tiles before, whose ids are lower: what is not above it
+         * is nothing new, nor is it damaged or a mark */
         [&](int32_t) {
             bar = best;
             for (int i = 16; i > 0; i /= 2) bar = fmaxf(bar, __shfl_xor_sync(~0u, bar, i));

@@ -13,16 +13,6 @@ extern "C" {
 #include "ops/choice.h"
 }
 
-/*
- * A row is cut into parts, one for each block; who is last to arrive at the end of a kernel merges
- * the parts of its row. Sums of weights are kept for each tile of a row.
- *
- *   scan    adjusts; maximum, damage. Greedy rows end here.
- *   weigh   sums of tiles, then the draw; or, if there is top_k or top_p, how many candidates and
- *           what mass fall into each bin of exponents
- *   narrow  only for both: the k-th largest, exactly, which the total of top_p depends on
- *   cut     the last that stays, exactly, among those of its bin; sums of tiles, the draw
- */
 enum {
     THREADS = 256,
     WARPS = THREADS / 32,
