@@ -46,14 +46,21 @@ struct chunk {
  * row g + 8 j sees; 0: none, its weights are zero and max is -infinity. Sums are of the weights as
  * rounded to bf16: two by two over ascending key tiles in a lane, then over the row's four lanes.
  */
-static __device__ __forceinline__ struct chunk
-chunk_weights(float s[KEY_TILES][4], float scale, const int n_keys[2], uint32_t p[KEY_TILES / 2][4])
+static __device__ __forceinline__ struct chunk chunk_weights(float s[KEY_TILES][4], float scale,
+                                                             const int n_keys[2],
+                                                             uint32_t p[KEY_TILES / 2][4],
+                                                             int n_rows = 2)
 {
     struct chunk c;
     int t = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         float max = -INFINITY, sum = 0;
+        if (j >= n_rows) { /* nobody wants rows g + 8 */
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++) p[n / 2][n % 2 * 2 + j] = 0;
+            continue;
+        }
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll

@@ -14,16 +14,28 @@
 #include "ops/cuda/rope.cuh"
 
 enum {
-    WARPS = 8, /* that compute; the others hold the one that copies weights */
+    WARPS = 8,     /* that compute */
+    FINISHERS = 3, /* warps that add up segments and store; one more copies weights */
     THREADS = 32 * WARPS,
-    ALL_THREADS = THREADS + 128,
+    WORKING_THREADS = THREADS + 32 * FINISHERS,
+    ALL_THREADS = WORKING_THREADS + 32,
     MOST_SLOTS = 16,
     SLAB = 2048,             /* bytes: K_UNIT columns of a panel */
     IN_FLIGHT = 4,           /* slabs of a warp on their way from memory at a time */
     BATCH_UNITS = 8,         /* K_UNITs whose inputs a lane holds in registers */
-    DIRECT_CHUNKS = 8,       /* up to this many, o_proj merges attention's chunks itself */
+    DIRECT_CHUNKS = 8,       /* of a sequence: up to this many o_proj may merge itself */
+    MOST_ROWS = 256,         /* heads of all tokens, likewise */
     ROW_PAD = 8,             /* bf16 values between rows in shared memory, against conflicts */
     SCORES = CHUNK_KEYS + 4, /* floats in a row of scores */
+};
+
+/* Named barriers. Sums have a buffer for each finisher. */
+enum {
+    SYNC_WORKING = 1,
+    SYNC_COMPUTING,
+    SYNC_FINISHING,
+    SUMS_FULL,
+    SUMS_FREE = SUMS_FULL + FINISHERS
 };
 
 enum phase { QKV, O_PROJ, GATE_UP, DOWN, HEAD, N_PHASES };
@@ -55,7 +67,8 @@ struct decode_args {
     unsigned before; /* arrivals of earlier steps */
     int32_t n, n_layers, hidden, hidden_panels, intermediate, vocab;
     int32_t n_heads, n_kv_heads, head_dim, max_blocks, max_chunks, n_slots;
-    bool merge_apart; /* chunks merge in a phase of their own */
+    bool merge_apart;    /* chunks merge in a phase of their own */
+    int32_t most_chunks; /* of a sequence in this step */
     float eps, scale;
 };
 
@@ -145,7 +158,7 @@ struct share {
 };
 
 struct shared {
-    float4 sums[2][16][32]; /* by turns; [segment] */
+    float4 sums[FINISHERS][16][32]; /* [segment] */
     float scores[16][SCORES];
     uint64_t full[WARPS][MOST_SLOTS];
     int32_t taken[WARPS]; /* slabs that a warp is done with */
@@ -264,17 +277,26 @@ static __device__ __forceinline__ void take_slab(struct place *w, const struct d
 
 /* ---- barriers ---------------------------------------------------------------------------- */
 
-/* All warps but the one that copies. */
+static __device__ __forceinline__ void sync_named(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void arrive_named(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 static __device__ __forceinline__ void sync_computing()
 {
-    asm volatile("bar.sync 1, %0;" ::"r"((int)THREADS) : "memory");
+    sync_named(SYNC_COMPUTING, THREADS);
 }
 
 /* All that this block has written is visible to who has waited for the same barrier. */
 static __device__ __forceinline__ void arrive(const struct decode_args &a, unsigned *target)
 {
     *target += gridDim.x;
-    sync_computing();
+    sync_named(SYNC_WORKING, WORKING_THREADS);
     if (threadIdx.x == 0)
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.arrived) : "memory");
 }
@@ -290,7 +312,7 @@ static __device__ __forceinline__ void wait_all(const struct decode_args &a, uns
                          : "memory");
         while ((int)(now - target) < 0);
     }
-    sync_computing();
+    sync_named(SYNC_WORKING, WORKING_THREADS);
 }
 
 /* ---- products ---------------------------------------------------------------------------- */
@@ -299,6 +321,7 @@ static __device__ __forceinline__ void wait_all(const struct decode_args &a, uns
 struct input {
     const uint4 *x;
     int32_t stride;
+    bool resident; /* in shared memory, in the way of the sums */
 };
 
 /* The inputs of one unit: two fragments. Lanes of tokens that are not there have zeros. */
@@ -330,54 +353,71 @@ static __device__ __forceinline__ void park_sums(float4 *sums, float c[4])
 /* This block's panels of a matrix, one after another; a segment or two of each for a warp. */
 static __device__ __forceinline__ void product_phase(struct place *w, const struct decode_args &a,
                                                      const struct memory &m, int phase,
-                                                     const struct input &from,
-                                                     const struct product_end &end)
+                                                     const struct input &from)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, segments = a.phases[phase].segments;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct share share = m.s->shares[warp][phase];
     int32_t total = share.units_end - share.unit, split = share.middle - share.unit;
     bool keep = total <= BATCH_UNITS; /* inputs are the same for all panels */
     bool on = lane / 4 < a.n;
-    uint4 in[BATCH_UNITS][2];
+    uint4 in[BATCH_UNITS][2], f[2][4];
     float c[4] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (int32_t panel = share.panel; panel < share.panels_end; panel++) {
-        int32_t done = panel - share.panel;
-        bool adds_up = warp == done % WARPS;
-        struct product_tail tail;
+    for (int32_t done = 0; done < share.panels_end - share.panel; done++) {
+        int turn = done % FINISHERS;
         if (done == 0 || !keep)
 #pragma unroll
             for (int u = 0; u < BATCH_UNITS; u++)
                 load_unit(from, share.unit + u, on && u < total, in[u]);
-        if (adds_up) load_tail(end, panel, 0, &tail);
-        if (done == 0 && end.scaled && warp < a.n) {
-            float scale =
-                token_scale(a.squares + warp * a.hidden_panels, a.hidden_panels, a.hidden, a.eps);
-            if (lane == 0) m.s->scales[warp] = scale;
-        }
-        float4(*sums)[32] = m.s->sums[done % 2] + warp * (segments / WARPS);
+        if (done == 0 && from.resident) sync_computing();
+        float4(*sums)[32] = m.s->sums[turn] + warp * (a.phases[phase].segments / WARPS);
+        if (done >= FINISHERS) sync_named(SUMS_FREE + turn, THREADS + 32);
+        if (total > 0) take_slab(w, a, m, f[0]);
 #pragma unroll 1
         for (int32_t first = 0; first < total; first += BATCH_UNITS)
 #pragma unroll
             for (int u = 0; u < BATCH_UNITS; u++) {
                 if (first + u >= total) break;
+                if (first + u + 1 < total) take_slab(w, a, m, f[(u + 1) % 2]);
                 if (first + u == split) park_sums(*sums++, c);
-                uint4 f[4];
-                take_slab(w, a, m, f);
-                multiply_unit(f, in[u], c);
+                multiply_unit(f[u % 2], in[u], c);
                 int32_t next = first + u + BATCH_UNITS;
                 if (next < total) load_unit(from, share.unit + next, on, in[u]);
             }
         park_sums(*sums, c);
-        sync_computing();
-        if (!adds_up) continue;
-        float all[4] = {0, 0, 0, 0};
-#pragma unroll 8
-        for (int s = 0; s < segments; s++) {
-            float4 part = m.s->sums[done % 2][s][lane];
-            all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
+        arrive_named(SUMS_FULL + turn, THREADS + 32);
+    }
+}
+
+/* The finishers' part of it: segments add up in ascending order, a panel after the other. */
+static __device__ __forceinline__ void finish_phase(const struct decode_args &a,
+                                                    const struct memory &m, int phase,
+                                                    const struct product_end &end)
+{
+    int turn = (threadIdx.x - THREADS) / 32, lane = threadIdx.x % 32;
+    const struct share &share = m.s->shares[0][phase];
+    if (share.panel >= share.panels_end) return;
+    if (end.scaled) {
+        for (int token = turn; token < a.n; token += FINISHERS) {
+            float scale =
+                token_scale(a.squares + token * a.hidden_panels, a.hidden_panels, a.hidden, a.eps);
+            if (lane == 0) m.s->scales[token] = scale;
         }
-        store_fragment(end, panel, 0, all, tail, m.s->scales);
+        sync_named(SYNC_FINISHING, 32 * FINISHERS);
+    }
+#pragma unroll 1
+    for (int32_t panel = share.panel + turn; panel < share.panels_end; panel += FINISHERS) {
+        struct product_tail tail;
+        load_tail(end, panel, 0, &tail);
+        sync_named(SUMS_FULL + turn, THREADS + 32);
+        float c[4] = {0, 0, 0, 0};
+#pragma unroll 8
+        for (int s = 0; s < a.phases[phase].segments; s++) {
+            float4 part = m.s->sums[turn][s][lane];
+            c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
+        }
+        if (panel + FINISHERS < share.panels_end) arrive_named(SUMS_FREE + turn, THREADS + 32);
+        store_fragment(end, panel, 0, c, tail, m.s->scales);
     }
 }
 
@@ -509,7 +549,7 @@ static __device__ void chunk_values(const struct decode_args &a, const struct me
         float2 high = *(const float2 *)&m.s->scores[row + 8][i * 8 + lane % 4 * 2];
         s[i][0] = low.x, s[i][1] = low.y, s[i][2] = high.x, s[i][3] = high.y;
     }
-    struct chunk c = chunk_weights(s, a.scale, n_keys, p);
+    struct chunk c = chunk_weights(s, a.scale, n_keys, p, a.n_heads / a.n_kv_heads > 8 ? 2 : 1);
 #pragma unroll 1
     for (int32_t tile = warp; tile < D / 8; tile += WARPS) {
         float o[4] = {0, 0, 0, 0};
@@ -559,52 +599,61 @@ static __device__ void attention_phase(const struct decode_args &a, const struct
     }
 }
 
-/* Two dimensions of a head of a token, from all its chunks (at most DIRECT_CHUNKS). */
-template <int D>
-static __device__ __forceinline__ float2 merge_few(const struct decode_args &a, int32_t token,
-                                                   int32_t head, int32_t d, int32_t chunks)
-{
-    int64_t part = ((int64_t)token * a.n_heads + head) * a.max_chunks;
-    float2 values[DIRECT_CHUNKS], sums[DIRECT_CHUNKS];
-#pragma unroll
-    for (int c = 0; c < DIRECT_CHUNKS; c++) {
-        if (c >= chunks) break;
-        values[c] = __ldcg((const float2 *)(a.parts + (part + c) * D + d));
-        sums[c] = __ldcg(a.part_sums + part + c);
-    }
-    float max = -INFINITY, sum = 0, old, add;
-    float2 out = make_float2(0, 0);
-#pragma unroll
-    for (int c = 0; c < DIRECT_CHUNKS; c++) {
-        if (c >= chunks) break;
-        merge_factors(&max, &sum, sums[c].x, sums[c].y, &old, &add);
-        out.x = merge_value(out.x, values[c].x, old, add);
-        out.y = merge_value(out.y, values[c].y, old, add);
-    }
-    return make_float2(out.x / sum, out.y / sum);
-}
-
-/* Attention's output as o_proj's input in shared memory: [columns / 32][n][4 lanes][8]. */
+/*
+ * Attention's output as o_proj's input, [columns / 32][n][4 lanes][8 values] where the sums of
+ * products lie else: all chunks of all heads come to shared memory, factors are worked out, then
+ * each thread runs through the chunks of four dimensions.
+ */
 template <int D>
 static __device__ void merge_directly(const struct decode_args &a, const struct memory &m)
 {
-    int32_t width = a.n_heads * D, pairs = width / 2;
-    struct act to = {m.q, a.attn.padded, 8, false};
+    float *values = (float *)m.q;
+    float2 *factors = (float2 *)m.s->scores;
+    float *sums = (float *)m.s->sums + sizeof m.s->sums / sizeof(float) - MOST_ROWS;
+    bf16 *out = (bf16 *)m.s->sums;
+    int32_t rows = a.n * a.n_heads, most = a.most_chunks, row_size = most * D;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < a.n * pairs; i += THREADS) {
-        int32_t token = i / pairs, column = i % pairs * 2;
-        float2 v = merge_few<D>(a, token, column / D, column % D, chunks_of(m.s->positions[token]));
-        int64_t at = act_at(to, 0, column); /* of token 0 among 8 */
-        at = at / 256 * 32 * a.n + at % 256 + token * 32;
-        *(uint32_t *)(m.q + at) = pack_bf16(v.x, v.y);
+    for (int i = threadIdx.x * 4; i < rows * row_size; i += THREADS * 4) {
+        int32_t row = i / row_size, rest = i % row_size;
+        if (rest / D < chunks_of(m.s->positions[row / a.n_heads]))
+            copy_16(values + i, a.parts + (int64_t)row * a.max_chunks * D + rest);
     }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (threadIdx.x < rows) {
+        int32_t row = (int32_t)threadIdx.x, chunks = chunks_of(m.s->positions[row / a.n_heads]);
+        float2 parts[DIRECT_CHUNKS];
+        float max = -INFINITY, sum = 0, old, add;
+#pragma unroll
+        for (int c = 0; c < DIRECT_CHUNKS; c++)
+            if (c < chunks) parts[c] = __ldcg(a.part_sums + (int64_t)row * a.max_chunks + c);
+#pragma unroll
+        for (int c = 0; c < DIRECT_CHUNKS; c++)
+            if (c < chunks) {
+                merge_factors(&max, &sum, parts[c].x, parts[c].y, &old, &add);
+                factors[row * most + c] = make_float2(old, add);
+            }
+        sums[row] = sum;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    sync_computing();
+    const struct act one = {out, a.attn.padded, 8, false};
 #pragma unroll 1
-    for (int32_t i = width + (int32_t)threadIdx.x; i < a.attn.padded; i += THREADS)
-#pragma unroll 1
-        for (int32_t token = 0; token < a.n; token++) {
-            int64_t at = act_at(to, 0, i);
-            m.q[at / 256 * 32 * a.n + at % 256 + token * 32] = __float2bfloat16(0.0f);
+    for (int i = threadIdx.x * 2; i < a.n * a.attn.padded; i += THREADS * 2) {
+        int32_t token = i / (int32_t)a.attn.padded, column = i % (int32_t)a.attn.padded;
+        float2 v = make_float2(0, 0);
+        if (column < a.n_heads * D) {
+            int32_t row = token * a.n_heads + column / D, chunks = chunks_of(m.s->positions[token]);
+            for (int c = 0; c < chunks; c++) {
+                float2 part = *(const float2 *)(values + row * row_size + c * D + column % D);
+                float2 factor = factors[row * most + c];
+                v.x = merge_value(v.x, part.x, factor.x, factor.y);
+                v.y = merge_value(v.y, part.y, factor.x, factor.y);
+            }
+            v.x /= sums[row], v.y /= sums[row];
         }
+        int32_t at = (int32_t)act_at(one, 0, column); /* of token 0 among 8 */
+        *(uint32_t *)(out + at / 256 * 32 * a.n + at % 256 + token * 32) = pack_bf16(v.x, v.y);
+    }
     sync_computing();
 }
 
@@ -741,23 +790,23 @@ end_of_phase(const struct decode_args &a, const struct memory &m, int phase, int
     return e;
 }
 
-/* From the layer's queries, keys and values to o_proj's input. Ends with a barrier of all blocks
- * behind it. */
+/* From the layer's queries, keys and values to o_proj's input, behind a barrier of all blocks. */
 template <int D>
 static __device__ __forceinline__ void attend(const struct decode_args &a, const struct memory &m,
-                                              const struct decode_layer &layer, unsigned *target)
+                                              const struct decode_layer &layer, bool computes,
+                                              unsigned *target)
 {
-    attention_phase<D>(a, m, layer);
+    if (computes) attention_phase<D>(a, m, layer);
     arrive(a, target);
     wait_all(a, *target);
     if (a.merge_apart) {
-        merge_phase<D>(a, m);
+        if (computes) merge_phase<D>(a, m);
         arrive(a, target);
         wait_all(a, *target);
         return;
     }
     const struct share &share = m.s->shares[0][O_PROJ];
-    if (share.panel < share.panels_end) merge_directly<D>(a, m);
+    if (computes && share.panel < share.panels_end) merge_directly<D>(a, m);
 }
 
 template <int D>
@@ -775,29 +824,33 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     m.v = m.k + CHUNK_KEYS * row_size;
     m.layers = (struct decode_layer *)(m.v + CHUNK_KEYS * row_size);
     set_up(a, m);
-    if (threadIdx.x >= THREADS) {
-        if (threadIdx.x < THREADS + 32) copy_weights(a, m);
+    if (threadIdx.x >= WORKING_THREADS) {
+        copy_weights(a, m);
         return;
     }
+    bool computes = threadIdx.x < THREADS;
     struct place w = {0, 0, 0};
     unsigned target = a.before;
-    embed_phase(a);
+    if (computes) embed_phase(a);
     arrive(a, &target);
     wait_all(a, target);
 #pragma unroll 1
     for (int32_t i = 0; i <= 4 * a.n_layers; i++) {
         int phase = i < 4 * a.n_layers ? i % 4 : HEAD;
-        struct input from = {(const uint4 *)a.normed.data, 32};
+        struct input from = {(const uint4 *)a.normed.data, 32, false};
         if (phase == DOWN) from.x = (const uint4 *)a.act.data;
         if (phase == O_PROJ)
-            from = a.merge_apart ? (struct input){(const uint4 *)a.attn.data, 32}
-                                 : (struct input){(const uint4 *)m.q, 4 * a.n};
-        product_phase(&w, a, m, phase, from, end_of_phase(a, m, phase, i / 4));
+            from = a.merge_apart ? (struct input){(const uint4 *)a.attn.data, 32, false}
+                                 : (struct input){(const uint4 *)m.s->sums, 4 * a.n, true};
+        if (computes)
+            product_phase(&w, a, m, phase, from);
+        else
+            finish_phase(a, m, phase, end_of_phase(a, m, phase, i / 4));
         if (phase == HEAD) break;
         arrive(a, &target);
-        if (phase == QKV) attention_begin<D>(a, m, m.layers[i / 4]);
+        if (phase == QKV && computes) attention_begin<D>(a, m, m.layers[i / 4]);
         wait_all(a, target);
-        if (phase == QKV) attend<D>(a, m, m.layers[i / 4], &target);
+        if (phase == QKV) attend<D>(a, m, m.layers[i / 4], computes, &target);
     }
 }
 
@@ -1010,14 +1063,17 @@ static void fill_args(struct backend *b, struct decode *d)
     a->scale = attention_scale(s->head_dim);
 }
 
-/* Whether o_proj had better find the chunks merged: it would read too much, or has no room. */
-static bool merges_apart(const struct backend *b, const struct step *s)
+/* Whether o_proj finds the chunks merged: else every block of it does it for itself. */
+static bool merges_apart(const struct backend *b, int32_t n, int32_t most_chunks)
 {
-    int32_t chunks = 0;
-    for (int32_t i = 0; i < s->n_tokens; i++) chunks += s->positions[i] / CHUNK_KEYS + 1;
-    size_t room = chunk_bytes(b->shape.head_dim);
-    return chunks > DIRECT_CHUNKS ||
-           (size_t)s->n_tokens * (size_t)b->fragments.attn.padded * sizeof(bf16) > room;
+    size_t rows = (size_t)(n * b->shape.n_heads), chunks = (size_t)most_chunks;
+    size_t out = (size_t)n * (size_t)b->fragments.attn.padded * sizeof(bf16);
+    return most_chunks > DIRECT_CHUNKS || rows > MOST_ROWS ||
+           b->fragments.attn.padded / K_UNIT > WARPS * BATCH_UNITS ||
+           rows * chunks * (size_t)b->shape.head_dim * sizeof(float) >
+               chunk_bytes(b->shape.head_dim) ||
+           rows * chunks * sizeof(float2) > 16 * SCORES * sizeof(float) ||
+           out > FINISHERS * 16 * 32 * sizeof(float4) - MOST_ROWS * sizeof(float);
 }
 
 bool decode_can(const struct backend *b, const struct step *s)
@@ -1041,7 +1097,12 @@ void decode_run(struct backend *b, const struct step *s)
     d->args.n = s->n_tokens;
     d->args.step = b->step;
     d->args.max_blocks = s->max_blocks;
-    d->args.merge_apart = merges_apart(b, s);
+    d->args.most_chunks = 0;
+    for (int32_t i = 0; i < s->n_tokens; i++) {
+        int32_t chunks = s->positions[i] / CHUNK_KEYS + 1;
+        if (chunks > d->args.most_chunks) d->args.most_chunks = chunks;
+    }
+    d->args.merge_apart = merges_apart(b, s->n_tokens, d->args.most_chunks);
     cudaLaunchAttribute together = {};
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
