@@ -130,6 +130,8 @@ struct backend {
     struct shape shape;
     struct limits limits;
     int device;
+    int capability;      /* compute capability: 10 major + minor */
+    int multiprocessors; /* of the device */
     cudaStream_t stream;
     cudaError_t failed; /* the first failure; later work is skipped */
     const char *failed_at;
@@ -159,7 +161,7 @@ enum { STAGING_BYTES = 32 << 20 };
 
 static inline int64_t padded_columns(int64_t columns)
 {
-    return (columns + K_STEP - 1) / K_STEP * K_STEP;
+    return (columns + K_UNIT - 1) / K_UNIT * K_UNIT;
 }
 
 /* Keeps the first error; true while all is well. */
@@ -173,6 +175,11 @@ void matrix_pack(struct backend *b, const bf16 *rows, int64_t first, int64_t n, 
 /* y[t][r] = (or +=) m[r] x[t] (+ bias[r]); x: [n, m->padded] */
 void matrix_product(struct backend *b, const struct matrix *m, const bf16 *x, int32_t n, float *y,
                     const struct vector *bias, bool add);
+
+/* ---- gemm.cu ---- */
+
+/* A product for more than 8 tokens on Hopper; p->in is in cores order. False on other devices. */
+bool gemm_run(struct backend *b, const struct product *p);
 
 /* ---- rows.cu ---- */
 
