@@ -5,7 +5,7 @@
  *   nvcc -std=c++17 -O3 --expt-relaxed-constexpr -fmad=false -Iinclude -Isrc -Xcompiler
  * -static-libstdc++ \ -cudart static -gencode=arch=compute_90a,code=sm_90a bench/gpu/gemm.cu -o
  * gemm
- *   ./gemm check | ./gemm time | ./gemm variants
+ *   ./gemm check | ./gemm time | ./gemm variants, after only=NUMBER: of one variant
  */
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/gemm.cu"
@@ -30,6 +30,7 @@ static void good(cudaError_t status)
     cuda_good(NULL, status, "CUDA");
 }
 
+static int only = -1;     /* the one variant to look at */
 static char current[128]; /* what runs, for when it does not end */
 
 static void hangs(int signal)
@@ -99,11 +100,19 @@ static __global__ void fill_floats(float *data, int64_t count, uint32_t seed, fl
         data[i] = low + width * (random_value(i, seed) + 2.0f) / 4.0f;
 }
 
-template <class T> static T *reserve(int64_t count)
+/* One reservation for all; `used` goes back to what it was when a case is done. */
+static uint8_t *arena;
+static size_t memory_used;
+enum { MEMORY_BYTES = 1 << 30 };
+
+template <class T> static T *take(int64_t count)
 {
-    void *p;
-    good(cudaMalloc(&p, (size_t)(count > 0 ? count : 1) * sizeof(T)));
-    return (T *)p;
+    size_t bytes = ((size_t)count * sizeof(T) + 255) / 256 * 256;
+    if (!arena) good(cudaMalloc(&arena, 3 * (size_t)MEMORY_BYTES));
+    if (memory_used + bytes > 3 * (size_t)MEMORY_BYTES)
+        cuda_good(NULL, cudaErrorMemoryAllocation, "memory");
+    memory_used += bytes;
+    return (T *)(arena + memory_used - bytes);
 }
 
 /* ---- the slow kernels ---- */
@@ -145,7 +154,7 @@ static __global__ void slow_finish(struct product p, int32_t rows, int32_t panel
     int panel = blockIdx.x, token = blockIdx.y * 4 + threadIdx.x % 4, g = threadIdx.x / 4;
     bool real = token < p.n;
     float x[2] = {};
-    for (int half = 0; half < 2 && real; half++) {
+    for (int half = 0; half < (p.to == TO_ACT ? 1 : 2) && real; half++) {
         int row = panel * 16 + half * 8 + g;
         float v = sums[((int64_t)token * panels + panel) * 16 + half * 8 + g];
         float *y = p.y + (int64_t)token * rows + row;
@@ -196,16 +205,6 @@ struct problem {
     struct product p;
     struct matrix m;
     int64_t out_count, y_count, squares_count;
-    std::vector<void *> memory;
-    template <class T> T *take(int64_t count)
-    {
-        memory.push_back(reserve<T>(count));
-        return (T *)memory.back();
-    }
-    void release()
-    {
-        for (void *p : memory) cudaFree(p);
-    }
 };
 
 static void make(struct problem *q, enum product_to to, int64_t rows, int64_t columns, int32_t n,
@@ -219,37 +218,36 @@ static void make(struct problem *q, enum product_to to, int64_t rows, int64_t co
           paired};
     int64_t capacity = (n + ACT_TOKENS - 1) / ACT_TOKENS * ACT_TOKENS;
     int64_t count = m->panels * 16 * m->padded;
-    m->data = q->take<bf16>(count);
+    m->data = take<bf16>(count);
     fill_matrix<<<1024, 256>>>(m->data, count, paired ? m->panels * 16 : rows, columns, m->padded,
                                1);
     struct product *p = &q->p;
     p->to = to;
     p->m = m;
     p->n = n;
-    p->in = {q->take<bf16>(capacity * m->padded), m->padded, capacity, true};
+    p->in = {take<bf16>(capacity * m->padded), m->padded, capacity, true};
     fill_act<<<1024, 256>>>(p->in, columns, n, 2);
     if (to != TO_RESIDUAL && extras) {
         p->in_width = (int32_t)columns;
         p->in_panels = (int32_t)(columns + 15) / 16;
         p->eps = 1e-6f;
-        float *squares = q->take<float>((int64_t)n * p->in_panels);
+        float *squares = take<float>((int64_t)n * p->in_panels);
         fill_floats<<<256, 256>>>(squares, (int64_t)n * p->in_panels, 3, 1, 30);
         p->squares = squares;
     }
     if (to != TO_ACT && extras) {
-        float *bias = q->take<float>(rows);
+        float *bias = take<float>(rows);
         fill_floats<<<256, 256>>>(bias, rows, 4, -1, 2);
         p->bias = bias;
     }
     q->y_count = (int64_t)n * rows;
     q->out_count = capacity * padded_columns(paired ? rows / 2 : rows);
     q->squares_count = (int64_t)n * m->panels;
-    p->y = q->take<float>(q->y_count);
-    p->out = {q->take<bf16>(q->out_count), padded_columns(paired ? rows / 2 : rows), capacity,
-              true};
-    p->out_squares = q->take<float>(q->squares_count);
+    p->y = take<float>(q->y_count);
+    p->out = {take<bf16>(q->out_count), padded_columns(paired ? rows / 2 : rows), capacity, true};
+    p->out_squares = take<float>(q->squares_count);
     if (to == TO_RESIDUAL && extras) {
-        float *gamma = q->take<float>(rows);
+        float *gamma = take<float>(rows);
         fill_floats<<<256, 256>>>(gamma, rows, 5, 0.5f, 1);
         p->gamma = gamma;
     }
@@ -272,6 +270,7 @@ static __global__ void compare(const uint32_t *a, const uint32_t *c, int64_t cou
 static bool usable(const struct variant *v, int32_t cluster, int32_t n)
 {
     if (v->mode != SPLIT && cluster > 1) return false;
+    if (only >= 0 && v != &variants[only]) return false;
     if (n > 256 && v->tokens < 64) return false;
     int32_t exchange = v->groups * 4 * v->tokens / 8 / cluster * 16 * 512;
     return v->mode != SPLIT ||
@@ -282,14 +281,15 @@ static int check_case(struct backend *b, enum product_to to, int64_t rows, int64
                       int32_t n, bool extras, int32_t *flags, int *launches)
 {
     struct problem q;
+    size_t used_before = memory_used;
     make(&q, to, rows, columns, n, extras);
     int32_t panels = (int32_t)q.m.panels;
     struct product slow = q.p;
     int64_t tokens = q.p.in.capacity;
-    slow.y = q.take<float>(q.y_count);
-    slow.out.data = q.take<bf16>(q.out_count);
-    slow.out_squares = q.take<float>(q.squares_count);
-    float *sums = q.take<float>(tokens * panels * 16), *scales = q.take<float>(n);
+    slow.y = take<float>(q.y_count);
+    slow.out.data = take<bf16>(q.out_count);
+    slow.out_squares = take<float>(q.squares_count);
+    float *sums = take<float>(tokens * panels * 16), *scales = take<float>(n);
     good(cudaMemset(flags, 0, 256 * sizeof *flags));
     good(cudaDeviceSynchronize());
     poison(&q, &slow, b->stream);
@@ -302,7 +302,7 @@ static int check_case(struct backend *b, enum product_to to, int64_t rows, int64
     char names[256][64];
     for (int v = -1; v < N_VARIANTS; v++)
         for (int cluster = 1; cluster <= 8; cluster *= 2) {
-            if (v < 0 ? cluster > 1 : !usable(&variants[v], cluster, n)) continue;
+            if (v < 0 ? cluster > 1 || only >= 0 : !usable(&variants[v], cluster, n)) continue;
             poison(&q, &q.p, b->stream);
             if (v < 0)
                 snprintf(names[used], 64, "gemm_run");
@@ -332,6 +332,7 @@ static int check_case(struct backend *b, enum product_to to, int64_t rows, int64
                 (uint32_t *)q.p.out_squares, (uint32_t *)slow.out_squares, q.squares_count, wrong);
         }
     int32_t host[256];
+    good(cudaStreamSynchronize(b->stream));
     good(cudaMemcpy(host, flags, sizeof host, cudaMemcpyDeviceToHost));
     int bad = 0;
     for (int i = 0; i < used; i++)
@@ -341,7 +342,7 @@ static int check_case(struct backend *b, enum product_to to, int64_t rows, int64
                    (long)columns, n, extras ? "" : " bare", i ? names[i] : "double", host[i]);
         }
     *launches += used - 1;
-    q.release();
+    memory_used = used_before;
     return bad;
 }
 
@@ -350,7 +351,7 @@ static int check(struct backend *b)
     static const int ns[] = {9, 16, 17, 33, 64, 65, 128, 200, 256, 2048};
     static const int64_t ks[] = {64, 192, 896, 1536, 8960}, all_rows[] = {40, 48, 144, 1536, 2048};
     int bad = 0, cases = 0, launches = 0;
-    int32_t *flags = reserve<int32_t>(256);
+    int32_t *flags = take<int32_t>(256);
     for (int to = TO_ROWS; to <= TO_ACT; to++)
         for (int64_t k : ks)
             for (int64_t rows : all_rows)
@@ -434,10 +435,10 @@ static void time_all(struct backend *b, bool every_variant)
     float prefill[sizeof ns / sizeof *ns] = {};
     for (const struct shape_of &s : shapes) {
         struct problem q;
-        make(&q, s.to, s.rows, s.columns, 2048, true);
+        make(&q, s.to, s.rows, s.columns, s.rows > 100000 ? 256 : 2048, true);
         int64_t count = q.m.panels * 16 * q.m.padded;
         int copies = (int)((160 << 20) / (count * 2)) + 1;
-        bf16 *weights = reserve<bf16>(count * copies);
+        bf16 *weights = take<bf16>(count * copies);
         for (int i = 0; i < copies; i++)
             fill_matrix<<<1024, 256>>>(weights + i * count, count, s.rows, s.columns, q.m.padded,
                                        10 + i);
@@ -471,8 +472,7 @@ static void time_all(struct backend *b, bool every_variant)
                 }
         }
         good(cudaDeviceSynchronize());
-        cudaFree(weights);
-        q.release();
+        memory_used = 0;
     }
     for (int i = 0; i < (int)(sizeof ns / sizeof *ns); i++)
         printf("28 layers, n %4d: %.2f ms\n", ns[i], prefill[i] * 28 / 1000);
@@ -490,6 +490,7 @@ int main(int argc, char **argv)
     good(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     int bad = 0;
     for (int i = 1; i < argc; i++) {
+        if (!strncmp(argv[i], "only=", 5)) only = atoi(argv[i] + 5);
         if (!strcmp(argv[i], "check")) bad += check(b);
         if (!strcmp(argv[i], "time")) time_all(b, false);
         if (!strcmp(argv[i], "variants")) time_all(b, true);
