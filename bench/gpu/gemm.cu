@@ -272,6 +272,7 @@ static bool usable(const struct variant *v, int32_t cluster, int32_t n)
     if (v->mode != SPLIT && cluster > 1) return false;
     if (only >= 0 && v != &variants[only]) return false;
     if (n > 256 && v->tokens < 64) return false;
+    if (n > 16 * v->tokens) return false;
     int32_t exchange = v->groups * 4 * v->tokens / 8 / cluster * 16 * 512;
     return v->mode != SPLIT ||
            (v->groups * 4 * v->tokens / 8 >= cluster && stages_for(v, 1, exchange) >= 2);
@@ -375,11 +376,10 @@ struct shape_of {
     bool scaled, biased;
 };
 
-static const struct shape_of shapes[] = {{"qkv", TO_ROWS, 2048, 1536, true, true},
-                                         {"o", TO_RESIDUAL, 1536, 1536, false, false},
-                                         {"gate_up", TO_ACT, 17920, 1536, true, false},
-                                         {"down", TO_RESIDUAL, 1536, 8960, false, false},
-                                         {"head", TO_ROWS, 151936, 1536, true, false}};
+static const struct shape_of shapes[] = {
+    {"tiny", TO_ROWS, 64, 64, true, true},           {"qkv", TO_ROWS, 2048, 1536, true, true},
+    {"o", TO_RESIDUAL, 1536, 1536, false, false},    {"gate_up", TO_ACT, 17920, 1536, true, false},
+    {"down", TO_RESIDUAL, 1536, 8960, false, false}, {"head", TO_ROWS, 151936, 1536, true, false}};
 
 /* Median microseconds of a product, over copies of the weights that do not fit the L2 cache. v:
  * NULL: what gemm_run chooses. */
@@ -438,6 +438,7 @@ static void time_all(struct backend *b, bool every_variant)
         make(&q, s.to, s.rows, s.columns, s.rows > 100000 ? 256 : 2048, true);
         int64_t count = q.m.panels * 16 * q.m.padded;
         int copies = (int)((160 << 20) / (count * 2)) + 1;
+        copies = copies < 200 ? copies : 200;
         bf16 *weights = take<bf16>(count * copies);
         for (int i = 0; i < copies; i++)
             fill_matrix<<<1024, 256>>>(weights + i * count, count, s.rows, s.columns, q.m.padded,
@@ -452,7 +453,7 @@ static void time_all(struct backend *b, bool every_variant)
             float us = time_product(b, &q, weights, copies, NULL, 1);
             printf("%-8s n %4d  %8.1f us  %5.2f TB/s  %6.1f TFLOP/s\n", s.name, ns[i], us,
                    (double)count * 2 / us / 1e6, 2.0 * s.rows * s.columns * ns[i] / us / 1e6);
-            if (s.rows < 100000) prefill[i] += us;
+            if (s.rows < 100000 && s.rows > 100) prefill[i] += us;
             for (int v = 0; every_variant && v < N_VARIANTS; v++)
                 for (int cluster = 1; cluster <= 8; cluster *= 2) {
                     if (!usable(&variants[v], cluster, ns[i])) continue;

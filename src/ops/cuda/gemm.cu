@@ -42,24 +42,48 @@ struct place {
     const float *scales;  /* of `token` on, in shared memory; NULL: 1 */
 };
 
+/* What the epilogue reads of global memory, apart so that it can be under way early. */
+template <int COUNT> struct operands {
+    float bias[2], gamma[2], x[COUNT][4];
+};
+
 template <int COUNT>
-static __device__ __forceinline__ void to_rows(const struct work &w, const struct place &at,
-                                               float (*v)[4])
-{
+static __device__ __forceinline__ struct operands<COUNT> load_operands(const struct work &w,
+                                                                       const struct place &at) {
     const struct product &p = w.p;
-    int g = threadIdx.x % 32 / 4;
+    struct operands<COUNT> o;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = at.panel * PANEL_ROWS + 8 * half + g;
+        int row = at.panel * PANEL_ROWS + 8 * half + threadIdx.x % 32 / 4;
+        o.bias[half] = p.bias && row < w.rows ? p.bias[row] : 0.0f;
+        o.gamma[half] = p.gamma && row < w.rows ? p.gamma[row] : 0.0f;
+        const float *y = p.y + (int64_t)at.token * w.rows + row;
+#pragma unroll
+        for (int i = 0; i < 2 * COUNT; i++) {
+            int token = i / 2 * 8 + i % 2;
+            bool real = p.to == TO_RESIDUAL && row < w.rows && at.token + token < p.n;
+            o.x[i / 2][2 * half + i % 2] = real ? y[(int64_t)token * w.rows] : 0.0f;
+        }
+    }
+    return o;
+}
+
+template <int COUNT>
+static __device__ __forceinline__ void to_rows(const struct work &w, const struct place &at,
+                                               const struct operands<COUNT> &o, float (*v)[4])
+{
+    const struct product &p = w.p;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = at.panel * PANEL_ROWS + 8 * half + threadIdx.x % 32 / 4;
         if (row >= w.rows) continue;
-        float bias = p.bias ? p.bias[row] : 0.0f;
         float *y = p.y + (int64_t)at.token * w.rows + row;
 #pragma unroll
         for (int i = 0; i < 2 * COUNT; i++) {
             int token = i / 2 * 8 + i % 2;
             float value = v[i / 2][2 * half + i % 2];
             if (at.scales) value = value * at.scales[token];
-            if (p.bias) value = value + bias;
+            if (p.bias) value = value + o.bias[half];
             if (at.token + token < p.n) y[(int64_t)token * w.rows] = value;
         }
     }
@@ -97,33 +121,24 @@ static __device__ __forceinline__ void to_act(const struct work &w, const struct
 
 template <int COUNT>
 static __device__ __forceinline__ void to_residual(const struct work &w, const struct place &at,
-                                                   float (*v)[4])
+                                                   const struct operands<COUNT> &o, float (*v)[4])
 {
     const struct product &p = w.p;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = at.token - 2 * t + g;
-    float x[COUNT][4], gamma[2] = {0, 0};
-    bf16 *core[2] = {NULL, NULL};
+    float x[COUNT][4];
+    bf16 *core[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = at.panel * PANEL_ROWS + 8 * half + g;
         float *y = p.y + (int64_t)at.token * w.rows + row;
 #pragma unroll
         for (int i = 0; i < 2 * COUNT; i++) {
-            int token = i / 2 * 8 + i % 2;
-            bool real = row < w.rows && at.token + token < p.n;
-            x[i / 2][2 * half + i % 2] = real ? y[(int64_t)token * w.rows] : 0.0f;
+            int token = i / 2 * 8 + i % 2, j = 2 * half + i % 2;
+            float sum = v[i / 2][j];
+            if (p.bias) sum = sum + o.bias[half];
+            x[i / 2][j] = row < w.rows ? o.x[i / 2][j] + sum : 0.0f;
+            if (row < w.rows && at.token + token < p.n) y[(int64_t)token * w.rows] = x[i / 2][j];
         }
-        float bias = p.bias && row < w.rows ? p.bias[row] : 0.0f;
-#pragma unroll
-        for (int i = 0; i < 2 * COUNT; i++) {
-            int token = i / 2 * 8 + i % 2;
-            float *value = &x[i / 2][2 * half + i % 2], sum = v[i / 2][2 * half + i % 2];
-            if (p.bias) sum = sum + bias;
-            *value = row < w.rows ? *value + sum : 0.0f;
-            if (row < w.rows && at.token + token < p.n) y[(int64_t)token * w.rows] = *value;
-        }
-        if (!p.gamma) continue;
-        gamma[half] = row < w.rows ? p.gamma[row] : 0.0f;
         core[half] = p.out.data + act_at(p.out, first, at.panel * PANEL_ROWS + 8 * half + 2 * t);
     }
     if (!p.gamma) return;
@@ -132,8 +147,8 @@ static __device__ __forceinline__ void to_residual(const struct work &w, const s
     for (int i = 0; i < COUNT; i++) {
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            store_core(p, core[half] + i * stride, first + 8 * i, x[i][2 * half] * gamma[half],
-                       x[i][2 * half + 1] * gamma[half]);
+            store_core(p, core[half] + i * stride, first + 8 * i, x[i][2 * half] * o.gamma[half],
+                       x[i][2 * half + 1] * o.gamma[half]);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float squares = panel_squares(x[i][j], x[i][2 + j]);
@@ -146,14 +161,14 @@ static __device__ __forceinline__ void to_residual(const struct work &w, const s
 
 template <int COUNT>
 static __device__ __forceinline__ void finish(const struct work &w, const struct place &at,
-                                              float (*v)[4])
+                                              const struct operands<COUNT> &o, float (*v)[4])
 {
     if (w.p.to == TO_ROWS)
-        to_rows<COUNT>(w, at, v);
+        to_rows<COUNT>(w, at, o, v);
     else if (w.p.to == TO_ACT)
         to_act<COUNT>(w, at, v);
     else
-        to_residual<COUNT>(w, at, v);
+        to_residual<COUNT>(w, at, o, v);
 }
 
 /* token_scale() of 8 tokens at once, so that their loads are in flight together. */
@@ -237,21 +252,23 @@ static __device__ __forceinline__ void next_unit(const struct work &w, const str
     c->tile = tile_at<N, GROUPS, MODE>(w, b, c->index);
 }
 
-/* Lane i copies panel i; all of a unit's bytes are announced here. */
+/* All of a unit's bytes are announced here. */
 template <int N, int GROUPS, int MODE>
 static __device__ __forceinline__ void copy_weights(const struct work &w, const struct block &b,
                                                     const struct cursor &c, uint64_t *full)
 {
     const int STAGE_BYTES = GROUPS * GROUP_PANELS * UNIT_BYTES + N * 128;
-    struct tile t = c.tile;
-    int panels = max(0, min(w.panels - t.panel, GROUPS * GROUP_PANELS));
-    int tokens = min(N, (int)w.p.in.capacity - t.token), lane = threadIdx.x % 32;
-    if (lane == 0) barrier_expect(&full[c.stage], panels * UNIT_BYTES + tokens * 128);
-    __syncwarp();
-    if (lane < panels)
-        copy(b.ring + c.stage * STAGE_BYTES + lane * UNIT_BYTES,
-             w.weights + ((int64_t)(t.panel + lane) * w.units + c.unit) * (UNIT_BYTES / 2),
-             UNIT_BYTES, &full[c.stage]);
+    int panels = max(0, min(w.panels - c.tile.panel, GROUPS * GROUP_PANELS));
+    int tokens = min(N, (int)w.p.in.capacity - c.tile.token);
+    const bf16 *from = w.weights + ((int64_t)c.tile.panel * w.units + c.unit) * (UNIT_BYTES / 2);
+    uint32_t to = b.ring + c.stage * STAGE_BYTES;
+    if (!elected()) return;
+    barrier_expect(&full[c.stage], panels * UNIT_BYTES + tokens * 128);
+#pragma unroll
+    for (int i = 0; i < GROUPS * GROUP_PANELS; i++)
+        if (i < panels)
+            copy(to + i * UNIT_BYTES, from + (int64_t)i * w.units * (UNIT_BYTES / 2), UNIT_BYTES,
+                 &full[c.stage]);
 }
 
 template <int N, int GROUPS, int MODE>
@@ -259,20 +276,20 @@ static __device__ __forceinline__ void copy_tokens(const struct work &w, const s
                                                    const struct cursor &c, uint64_t *full)
 {
     const int WEIGHT_BYTES = GROUPS * GROUP_PANELS * UNIT_BYTES;
-    if (threadIdx.x % 32 != 0) return;
-    struct tile t = c.tile;
     int first = MODE == SHARED ? b.rank * N / 2 : 0, most = MODE == SHARED ? N / 2 : N;
-    int tokens = min(most, (int)w.p.in.capacity - t.token - first);
+    int tokens = min(most, (int)w.p.in.capacity - c.tile.token - first);
     if (tokens <= 0) return;
     uint32_t to = b.ring + c.stage * (WEIGHT_BYTES + N * 128) + WEIGHT_BYTES + first * 128;
-    const bf16 *from = w.p.in.data + (c.unit * w.p.in.capacity + t.token + first) * K_UNIT;
+    const bf16 *from = w.p.in.data + (c.unit * w.p.in.capacity + c.tile.token + first) * K_UNIT;
+    if (!elected()) return;
     if (MODE == SHARED)
         copy_to_both(to, from, tokens * 128, &full[c.stage]);
     else
         copy(to, from, tokens * 128, &full[c.stage]);
 }
 
-/* The copying warp, before earlier kernels end: weights that fit the ring. Returns what is next. */
+/* The copying thread, before earlier kernels end: weights that fit the ring. Returns what is next.
+ */
 template <int N, int GROUPS, int MODE>
 static __device__ __forceinline__ struct cursor
 produce_early(const struct work &w, const struct block &b, struct barriers<N> &s)
@@ -379,7 +396,7 @@ template <int N, int GROUPS, int MODE>
 static __device__ __forceinline__ void consume(const struct work &w, const struct block &b,
                                                struct barriers<N> &s)
 {
-    const int BATCH = N < 64 ? N / 8 : 4;
+    const int BATCH = N == 64 ? 2 : N < 64 ? N / 8 : 4;
     struct cursor c = {};
     int32_t segments = n_segments(w.units * K_UNIT), turn = 0;
     for (int32_t i = b.tile; i < w.n_tiles; i += b.step, turn++) {
@@ -405,14 +422,14 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
             for (int j = 0; j < N / 8; j += BATCH) {
                 struct place part = {at.panel, at.token + 8 * j,
                                      at.scales ? at.scales + 8 * j : NULL};
-                finish<BATCH>(w, part, sum + j);
+                finish<BATCH>(w, part, load_operands<BATCH>(w, part), sum + j);
             }
         __syncwarp();
         if (w.p.squares && threadIdx.x % 32 == 0) barrier_arrive(&s.scales_empty[turn % 2]);
     }
 }
 
-/* SPLIT: some segments of one tile, each handed to the blocks that add them up. */
+/* SPLIT: the segments of this block are handed, each 16 x 8 part to the block that adds them up. */
 template <int N, int GROUPS, int MODE>
 static __device__ __forceinline__ void consume_segments(const struct work &w, const struct block &b,
                                                         int32_t per_block, uint32_t exchange,
@@ -435,30 +452,54 @@ static __device__ __forceinline__ void consume_segments(const struct work &w, co
     }
 }
 
-template <int N, int GROUPS, int MODE>
-static __device__ __forceinline__ void add_segments(const struct work &w, const struct block &b,
-                                                    int32_t per_block, uint32_t exchange,
-                                                    struct barriers<N> &s)
+/* The sum of all segments of one of this block's parts. */
+static __device__ __forceinline__ void add_segments(const struct work &w, uint32_t part_at,
+                                                    float *sum)
 {
-    int32_t segments = n_segments(w.units * K_UNIT), lane = threadIdx.x % 32;
+    int32_t segments = n_segments(w.units * K_UNIT);
+    for (int j = 0; j < 4; j++) sum[j] = 0.0f;
+    for (int32_t segment = 0; segment < segments; segment++) {
+        if (w.units * (segment + 1) / segments == w.units * segment / segments) continue;
+        uint4 v = load_fragment(part_at + (segment * 32 + threadIdx.x % 32) * 16);
+        sum[0] = sum[0] + __uint_as_float(v.x);
+        sum[1] = sum[1] + __uint_as_float(v.y);
+        sum[2] = sum[2] + __uint_as_float(v.z);
+        sum[3] = sum[3] + __uint_as_float(v.w);
+    }
+}
+
+/* SPLIT: one tile. */
+template <int N, int GROUPS, int MODE>
+static __device__ __forceinline__ void consume_split(const struct work &w, const struct block &b,
+                                                     int32_t per_block, uint32_t exchange,
+                                                     struct barriers<N> &s)
+{
+    const int PANELS = GROUPS * GROUP_PANELS;
     struct tile t = tile_at<N, GROUPS, MODE>(w, b, b.tile);
-    if (w.p.squares) barrier_wait(&s.scales_full[0], 0);
+    int32_t slot = threadIdx.x / 32 - 4;
+    auto place_of = [&](int32_t slot) {
+        int32_t part = b.rank * per_block + slot, token = part / PANELS * 8 + threadIdx.x % 4 * 2;
+        struct place at = {t.panel + part % PANELS, t.token + token,
+                           w.p.squares ? s.scales[0] + token : NULL};
+        return at;
+    };
+    struct place at = place_of(slot);
     previous_wait();
-    for (int32_t slot = threadIdx.x / 32 - 4; slot < per_block; slot += GROUPS * GROUP_PANELS) {
-        int32_t part = b.rank * per_block + slot, core = part / (GROUPS * GROUP_PANELS);
-        float sum[1][4] = {};
-        for (int32_t segment = 0; segment < segments; segment++) {
-            if (w.units * (segment + 1) / segments == w.units * segment / segments) continue;
-            uint4 v = load_fragment(exchange + ((slot * segments + segment) * 32 + lane) * 16);
-            sum[0][0] = sum[0][0] + __uint_as_float(v.x);
-            sum[0][1] = sum[0][1] + __uint_as_float(v.y);
-            sum[0][2] = sum[0][2] + __uint_as_float(v.z);
-            sum[0][3] = sum[0][3] + __uint_as_float(v.w);
-        }
-        int32_t in_tile = core * 8 + lane % 4 * 2;
-        struct place at = {t.panel + part % (GROUPS * GROUP_PANELS), t.token + in_tile,
-                           w.p.squares ? s.scales[0] + in_tile : NULL};
-        if (at.panel < w.panels) finish<1>(w, at, sum);
+    struct operands<1> o = {
+    };
+    if (slot < per_block && at.panel < w.panels) o = load_operands<1>(w, at);
+    consume_segments<N, GROUPS, MODE>(w, b, per_block, exchange, s);
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+    if (w.p.squares) barrier_wait(&s.scales_full[0], 0);
+    while (slot < per_block) {
+        float sum[1][4];
+        add_segments(w, exchange + slot * n_segments(w.units * K_UNIT) * 512, sum[0]);
+        if (at.panel < w.panels) finish<1>(w, at, o, sum);
+        slot += PANELS;
+        at = place_of(slot);
+        if (slot < per_block && at.panel < w.panels) o = load_operands<1>(w, at);
     }
 }
 
@@ -518,13 +559,14 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
     init_barriers<N, GROUPS, MODE>(w, s);
     struct cursor ahead = {};
     if (MODE != ALONE) cluster_arrive();
-    if (threadIdx.x < 32) ahead = produce_early<N, GROUPS, MODE>(w, b, s);
+    int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+    if (warp == 0) ahead = produce_early<N, GROUPS, MODE>(w, b, s);
     __syncwarp();
     if (MODE != ALONE) cluster_wait(); /* now the other blocks' shared memory may be used */
     if (threadIdx.x < 128) {
         if constexpr (registers::few > 0)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers::few));
-        if (threadIdx.x < 32)
+        if (warp == 0)
             produce<N, GROUPS, MODE>(w, b, ahead, s);
         else
             produce_scales<N, GROUPS, MODE>(w, b, first_core, end_core, s);
@@ -535,13 +577,12 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
         if constexpr (registers::few > 0)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers::many));
         if (MODE == SPLIT)
-            consume_segments<N, GROUPS, MODE>(w, b, per_block, exchange, s);
+            consume_split<N, GROUPS, MODE>(w, b, per_block, exchange, s);
         else
             consume<N, GROUPS, MODE>(w, b, s);
         __syncwarp();
-        if (MODE != ALONE) cluster_arrive();
-        if (MODE != ALONE) cluster_wait();
-        if (MODE == SPLIT) add_segments<N, GROUPS, MODE>(w, b, per_block, exchange, s);
+        if (MODE == SHARED) cluster_arrive();
+        if (MODE == SHARED) cluster_wait();
     }
 #endif
 }
@@ -561,9 +602,11 @@ struct variant {
 
 static const struct variant variants[] = {
     VARIANT(16, 1, 3, ALONE),  VARIANT(16, 1, 3, SPLIT),   VARIANT(32, 1, 3, ALONE),
-    VARIANT(32, 1, 3, SPLIT),  VARIANT(64, 1, 3, SPLIT),   VARIANT(64, 2, 2, ALONE),
-    VARIANT(64, 2, 2, SHARED), VARIANT(128, 1, 2, ALONE),  VARIANT(128, 1, 2, SPLIT),
-    VARIANT(128, 2, 1, ALONE), VARIANT(128, 2, 1, SHARED), VARIANT(192, 2, 1, SHARED),
+    VARIANT(32, 1, 3, SPLIT),  VARIANT(32, 2, 2, ALONE),   VARIANT(64, 1, 3, ALONE),
+    VARIANT(64, 1, 3, SPLIT),  VARIANT(64, 2, 2, ALONE),   VARIANT(64, 2, 2, SHARED),
+    VARIANT(64, 2, 2, SPLIT),  VARIANT(128, 1, 2, ALONE),  VARIANT(128, 1, 2, SPLIT),
+    VARIANT(128, 2, 1, ALONE), VARIANT(128, 2, 1, SHARED), VARIANT(128, 2, 1, SPLIT),
+    VARIANT(192, 2, 1, ALONE), VARIANT(192, 2, 1, SHARED),
 };
 
 enum { N_VARIANTS = sizeof variants / sizeof *variants, SHARED_BYTES = 228 << 10, MIN_STAGES = 4 };
@@ -599,6 +642,8 @@ static void launch(struct backend *b, const struct product *p, const struct vari
     int32_t blocks = v->blocks;
     while (blocks > 1 && stages_for(v, blocks, exchange) < MIN_STAGES) blocks--;
     w.stages = stages_for(v, blocks, exchange);
+    int32_t units = v->mode == SPLIT ? parts(w.units, cluster) + 1 : w.units * w.n_tiles;
+    if (w.stages > units) w.stages = units;
     int32_t clusters = w.n_tiles;
     if (v->mode != SPLIT && v->tokens >= 128) { /* one after another: the next is copied early */
         int32_t most = b->multiprocessors * blocks / w.cluster;

@@ -23,6 +23,15 @@ static __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t
     return mapped;
 }
 
+/* True in one lane of the warp. */
+static __device__ __forceinline__ bool elected()
+{
+    uint32_t one;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(one));
+    return one;
+}
+
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
@@ -44,9 +53,10 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
                  : "memory");
 }
 
+/* Orders nothing in memory: for who has only read. */
 static __device__ __forceinline__ void barrier_arrive_in(uint64_t *barrier, uint32_t block)
 {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                      address_in(shared_address(barrier), block))
                  : "memory");
 }
