@@ -269,12 +269,12 @@ static __global__ void compare(const uint32_t *a, const uint32_t *c, int64_t cou
 
 static bool usable(const struct variant *v, int32_t cluster, int32_t n)
 {
-    if (v->mode != SPLIT && cluster > 1) return false;
+    if (!v->split && cluster > 1) return false;
     if (only >= 0 && v != &variants[only]) return false;
     if (n > 256 && v->tokens < 64) return false;
     if (n > 16 * v->tokens) return false;
     int32_t exchange = v->groups * 4 * v->tokens / 8 / cluster * 16 * 512;
-    return v->mode != SPLIT ||
+    return !v->split ||
            (v->groups * 4 * v->tokens / 8 >= cluster && stages_for(v, 1, exchange) >= 2);
 }
 
@@ -308,8 +308,8 @@ static int check_case(struct backend *b, enum product_to to, int64_t rows, int64
             if (v < 0)
                 snprintf(names[used], 64, "gemm_run");
             else
-                snprintf(names[used], 64, "%d x %d mode %d cluster %d", variants[v].groups * 64,
-                         variants[v].tokens, variants[v].mode, cluster);
+                snprintf(names[used], 64, "%d x %d split %d cluster %d", variants[v].groups * 64,
+                         variants[v].tokens, variants[v].split, cluster);
             snprintf(current, sizeof current, "%s to %d rows %ld columns %ld n %d", names[used], to,
                      (long)rows, (long)columns, n);
             alarm(8);
@@ -413,8 +413,8 @@ static float time_product(struct backend *b, const struct problem *q, bf16 *weig
         good(cudaEventRecord(from, b->stream));
         good(cudaGraphLaunch(exec, b->stream));
         good(cudaEventRecord(to, b->stream));
-        snprintf(current, sizeof current, "timing %d x %d mode %d cluster %d: %ld x %ld n %d",
-                 v ? v->groups * 64 : 0, v ? v->tokens : 0, v ? v->mode : 0, cluster, (long)m.rows,
+        snprintf(current, sizeof current, "timing %d x %d split %d cluster %d: %ld x %ld n %d",
+                 v ? v->groups * 64 : 0, v ? v->tokens : 0, v ? v->split : 0, cluster, (long)m.rows,
                  (long)m.columns, p.n);
         alarm(8);
         good(cudaStreamSynchronize(b->stream));
@@ -458,18 +458,13 @@ static void time_all(struct backend *b, bool every_variant)
                 for (int cluster = 1; cluster <= 8; cluster *= 2) {
                     if (!usable(&variants[v], cluster, ns[i])) continue;
                     if (ns[i] < 128 && variants[v].tokens > 2 * ns[i]) continue;
-                    if (ns[i] == 512 && variants[v].mode == SPLIT && cluster > 4) continue;
-                    if (ns[i] > 512 && (variants[v].mode == SPLIT || variants[v].tokens < 128))
-                        continue;
+                    if (ns[i] == 512 && variants[v].split && cluster > 4) continue;
+                    if (ns[i] > 512 && (variants[v].split || variants[v].tokens < 128)) continue;
                     if (ns[i] >= 128 && variants[v].tokens < 64) continue;
-                    if (s.rows > 10000 && variants[v].mode == SPLIT && cluster > 2) continue;
+                    if (s.rows > 10000 && variants[v].split && cluster > 2) continue;
                     float us = time_product(b, &q, weights, copies, &variants[v], cluster);
                     printf("    %3d x %3d %s cluster %d  %8.1f us\n", variants[v].groups * 64,
-                           variants[v].tokens,
-                           variants[v].mode == ALONE    ? "alone "
-                           : variants[v].mode == SHARED ? "shared"
-                                                        : "split ",
-                           cluster, us);
+                           variants[v].tokens, variants[v].split ? "split" : "alone", cluster, us);
                 }
         }
         good(cudaDeviceSynchronize());

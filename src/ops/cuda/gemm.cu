@@ -1,34 +1,31 @@
 /*
  * gemm.cu - products for more than 8 tokens on Hopper (wgmma). Weights are the M operand and come
- * to registers as they lie in memory, tokens are N and are read from shared memory. One warp copies
- * K_UNIT columns of a tile at a time into a ring of stages, the warpgroups of consumers multiply 64
- * rows each, and three more warps turn sums of squares into the tokens' scales meanwhile.
+ * to registers as they lie in memory, tokens are N and are read from shared memory. Two warps copy
+ * weights and tokens, K_UNIT columns at a time, into a ring of stages; warpgroups of consumers
+ * multiply 64 rows each; two more warps turn sums of squares into the tokens' scales meanwhile.
  *
  * The order of sums is that of every kernel (cuda_internal.h): a segment is one chain from zero,
- * and the segments' sums are added in ascending order. Tiles differ in how blocks work together:
- * alone; in pairs that share the tokens' columns, each copying one half to both; or in clusters
- * that split the columns on segment boundaries, for few tiles of long rows. These hand each
- * segment's sums to the block that adds them up, which is one of the cluster for each 16 x 8 part.
+ * and the segments' sums are added in ascending order. Where there are few tiles of long rows, the
+ * blocks of a cluster split the columns of a tile on segment boundaries (SPLIT), and each hands its
+ * segments' sums to the block that adds them up, which is one for each 16 x 8 part of the tile.
  */
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/norm.cuh"
-
-enum mode { ALONE, SHARED, SPLIT };
 
 enum {
     GROUP_PANELS = 4,              /* panels of a warpgroup: one for each warp */
     UNIT_BYTES = PANEL_ROWS * 128, /* of a panel and K_UNIT columns */
     MAX_STAGES = 12,
-    SCALE_WARPS = 3
+    SCALE_WARPS = 2 /* 2 and 3 of the block; 0 copies weights, 1 tokens */
 };
 
 /* What a launch does. */
 struct work {
     struct product p; /* p.m is the host's; the next lines say what matters of it */
     const bf16 *weights;
-    int32_t rows, units, panels;
-    int32_t row_tiles, token_tiles, n_tiles; /* row_tiles: of a whole cluster */
-    int32_t band;                            /* token tiles that are done together */
+    int32_t rows, units, panels, segments;
+    int32_t row_tiles, token_tiles, n_tiles;
+    int32_t band; /* token tiles that are done together */
     int32_t stages, cluster;
 };
 
@@ -222,15 +219,12 @@ struct block {
 
 /* Tiles go token tile by token tile within a band, then row by row, then band by band: what runs
  * at one time shares weights and tokens in the L2 cache. */
-template <int N, int GROUPS, int MODE>
-static __device__ __forceinline__ struct tile tile_at(const struct work &w, const struct block &b,
-                                                      int32_t i)
+template <int N, int GROUPS>
+static __device__ __forceinline__ struct tile tile_at(const struct work &w, int32_t i)
 {
     int32_t of_band = w.band * w.row_tiles, first = i / of_band * w.band;
     int32_t in_band = i % of_band, width = min(w.band, w.token_tiles - first);
-    int32_t row_tile = in_band / width;
-    if (MODE == SHARED) row_tile = row_tile * 2 + b.rank;
-    struct tile t = {row_tile * GROUPS * GROUP_PANELS, (first + in_band % width) * N};
+    struct tile t = {in_band / width * GROUPS * GROUP_PANELS, (first + in_band % width) * N};
     return t;
 }
 
@@ -241,7 +235,7 @@ static __device__ __forceinline__ void next_stage(const struct work &w, struct c
     c->phase ^= 1;
 }
 
-template <int N, int GROUPS, int MODE>
+template <int N, int GROUPS>
 static __device__ __forceinline__ void next_unit(const struct work &w, const struct block &b,
                                                  struct cursor *c)
 {
@@ -249,82 +243,50 @@ static __device__ __forceinline__ void next_unit(const struct work &w, const str
     if (++c->unit < b.end_unit) return;
     c->unit = b.first_unit;
     c->index += b.step;
-    c->tile = tile_at<N, GROUPS, MODE>(w, b, c->index);
+    if (c->index < w.n_tiles) c->tile = tile_at<N, GROUPS>(w, c->index);
 }
 
-/* All of a unit's bytes are announced here. */
-template <int N, int GROUPS, int MODE>
-static __device__ __forceinline__ void copy_weights(const struct work &w, const struct block &b,
-                                                    const struct cursor &c, uint64_t *full)
-{
-    const int STAGE_BYTES = GROUPS * GROUP_PANELS * UNIT_BYTES + N * 128;
-    int panels = max(0, min(w.panels - c.tile.panel, GROUPS * GROUP_PANELS));
-    int tokens = min(N, (int)w.p.in.capacity - c.tile.token);
-    const bf16 *from = w.weights + ((int64_t)c.tile.panel * w.units + c.unit) * (UNIT_BYTES / 2);
-    uint32_t to = b.ring + c.stage * STAGE_BYTES;
-    if (!elected()) return;
-    barrier_expect(&full[c.stage], panels * UNIT_BYTES + tokens * 128);
-#pragma unroll
-    for (int i = 0; i < GROUPS * GROUP_PANELS; i++)
-        if (i < panels)
-            copy(to + i * UNIT_BYTES, from + (int64_t)i * w.units * (UNIT_BYTES / 2), UNIT_BYTES,
-                 &full[c.stage]);
-}
-
-template <int N, int GROUPS, int MODE>
-static __device__ __forceinline__ void copy_tokens(const struct work &w, const struct block &b,
-                                                   const struct cursor &c, uint64_t *full)
-{
-    const int WEIGHT_BYTES = GROUPS * GROUP_PANELS * UNIT_BYTES;
-    int first = MODE == SHARED ? b.rank * N / 2 : 0, most = MODE == SHARED ? N / 2 : N;
-    int tokens = min(most, (int)w.p.in.capacity - c.tile.token - first);
-    if (tokens <= 0) return;
-    uint32_t to = b.ring + c.stage * (WEIGHT_BYTES + N * 128) + WEIGHT_BYTES + first * 128;
-    const bf16 *from = w.p.in.data + (c.unit * w.p.in.capacity + c.tile.token + first) * K_UNIT;
-    if (!elected()) return;
-    if (MODE == SHARED)
-        copy_to_both(to, from, tokens * 128, &full[c.stage]);
-    else
-        copy(to, from, tokens * 128, &full[c.stage]);
-}
-
-/* The copying thread, before earlier kernels end: weights that fit the ring. Returns what is next.
- */
-template <int N, int GROUPS, int MODE>
-static __device__ __forceinline__ struct cursor
-produce_early(const struct work &w, const struct block &b, struct barriers<N> &s)
-{
-    struct cursor c = {0, 0, b.tile, b.first_unit, tile_at<N, GROUPS, MODE>(w, b, b.tile)};
-    if (b.first_unit == b.end_unit) c.index = w.n_tiles;
-    while (c.phase == 0 && c.index < w.n_tiles) {
-        copy_weights<N, GROUPS, MODE>(w, b, c, s.full);
-        next_unit<N, GROUPS, MODE>(w, b, &c);
-    }
-    return c;
-}
-
-/* Then the tokens of these stages, and the rest of the tiles. */
-template <int N, int GROUPS, int MODE>
+/* All of a block's units, weights or tokens. The weights that fit the ring are under way before
+ * earlier kernels end. */
+template <int N, int GROUPS, bool WEIGHTS>
 static __device__ __forceinline__ void produce(const struct work &w, const struct block &b,
-                                               const struct cursor &ahead, struct barriers<N> &s)
+                                               struct barriers<N> &s)
 {
-    previous_wait();
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-    struct cursor c = {0, 0, b.tile, b.first_unit, tile_at<N, GROUPS, MODE>(w, b, b.tile)};
+    const int PANELS = GROUPS * GROUP_PANELS, WEIGHT_BYTES = PANELS * UNIT_BYTES;
+    struct cursor c = {0, 0, b.tile, b.first_unit, tile_at<N, GROUPS>(w, b.tile)};
     if (b.first_unit == b.end_unit) return;
-    while (c.phase == 0 && c.index < w.n_tiles) {
-        copy_tokens<N, GROUPS, MODE>(w, b, c, s.full);
-        next_unit<N, GROUPS, MODE>(w, b, &c);
+    if (!WEIGHTS) {
+        previous_wait();
+        asm volatile("fence.proxy.async.global;" ::: "memory");
     }
-    for (c = ahead; c.index < w.n_tiles; next_unit<N, GROUPS, MODE>(w, b, &c)) {
-        barrier_wait(&s.empty[c.stage], c.phase ^ 1);
-        copy_weights<N, GROUPS, MODE>(w, b, c, s.full);
-        copy_tokens<N, GROUPS, MODE>(w, b, c, s.full);
+    for (uint32_t lap = 0; c.index < w.n_tiles; lap |= c.phase) {
+        if (lap) barrier_wait(&s.empty[c.stage], c.phase ^ 1);
+        uint32_t to = b.ring + c.stage * (WEIGHT_BYTES + N * 128);
+        if (WEIGHTS) {
+            int64_t stride = (int64_t)w.units * (UNIT_BYTES / 2);
+            const bf16 *from = w.weights + c.tile.panel * stride + c.unit * (UNIT_BYTES / 2);
+            int panels = min(w.panels - c.tile.panel, PANELS);
+            if (elected()) {
+                barrier_expect(&s.full[c.stage], panels * UNIT_BYTES);
+#pragma unroll
+                for (int i = 0; i < PANELS; i++, from += stride)
+                    if (i < panels) copy(to + i * UNIT_BYTES, from, UNIT_BYTES, &s.full[c.stage]);
+            }
+        } else {
+            int64_t stride = w.p.in.capacity * K_UNIT;
+            const bf16 *from = w.p.in.data + c.unit * stride + c.tile.token * K_UNIT;
+            uint32_t bytes = min(N, (int)w.p.in.capacity - c.tile.token) * 128;
+            if (elected()) {
+                barrier_expect(&s.full[c.stage], bytes);
+                copy(to + WEIGHT_BYTES, from, bytes, &s.full[c.stage]);
+            }
+        }
+        next_unit<N, GROUPS>(w, b, &c);
     }
 }
 
 /* The warps that turn squares into scales: a pair of buffers, one for a tile. */
-template <int N, int GROUPS, int MODE>
+template <int N, int GROUPS>
 static __device__ __forceinline__ void produce_scales(const struct work &w, const struct block &b,
                                                       int32_t first_core, int32_t end_core,
                                                       struct barriers<N> &s)
@@ -333,83 +295,126 @@ static __device__ __forceinline__ void produce_scales(const struct work &w, cons
     previous_wait();
     int32_t turn = 0;
     for (int32_t i = b.tile; i < w.n_tiles; i += b.step, turn++) {
-        struct tile t = tile_at<N, GROUPS, MODE>(w, b, i);
+        struct tile t = tile_at<N, GROUPS>(w, i);
+        int32_t end = min(end_core, (w.p.n - t.token + 7) / 8);
         barrier_wait(&s.scales_empty[turn % 2], turn / 2 % 2 ^ 1);
-        for (int core = first_core + threadIdx.x / 32 - 1; core < end_core; core += SCALE_WARPS)
+        for (int core = first_core + threadIdx.x / 32 - 2; core < end; core += SCALE_WARPS)
             core_scales(w.p, t.token + core * 8, s.scales[turn % 2] + core * 8);
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.scales_full[turn % 2]);
     }
 }
 
-/* One lane of each warp says that its warp has read a stage; in both blocks of a pair. */
-template <int MODE> static __device__ __forceinline__ void release(uint64_t *empty)
+/* One lane of each warp says that its warp has read a stage. */
+static __device__ __forceinline__ void release(uint64_t *empty)
 {
-    if (MODE == SHARED) {
-        if (threadIdx.x % 32 < 2) barrier_arrive_in(empty, threadIdx.x % 32);
-    } else if (threadIdx.x % 32 == 0) {
-        barrier_arrive(empty);
-    }
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+/* The weights of one unit are four fragments a lane; each is loaded two products ahead. */
+struct fragments {
+    uint4 k[4];
+};
+
+template <int N, int GROUPS>
+static __device__ __forceinline__ uint32_t stage_at(const struct block &b, const struct cursor &c)
+{
+    return b.ring + c.stage * (GROUPS * GROUP_PANELS * UNIT_BYTES + N * 128);
+}
+
+static __device__ __forceinline__ uint32_t lane_at()
+{
+    return (threadIdx.x / 32 - 4) * UNIT_BYTES + threadIdx.x % 32 * 16;
+}
+
+/* Before the first unit of a tile. */
+template <int N, int GROUPS>
+static __device__ __forceinline__ void load_first(const struct block &b, const struct cursor &c,
+                                                  struct barriers<N> &s, struct fragments &f)
+{
+    uint32_t at = stage_at<N, GROUPS>(b, c) + lane_at();
+    barrier_wait(&s.full[c.stage], c.phase);
+    f.k[0] = load_fragment(at);
+    f.k[1] = load_fragment(at + 512);
 }
 
 /*
- * One segment: acc = the chain over `units` stages. Two products of 16 columns are always under
- * way while the fragments of the next two are loaded.
+ * One segment: acc = the chain over `units` stages, whose first two fragments are loaded; `more`:
+ * other units of the tile follow, and the first two of their fragments are loaded here too.
  */
-template <int N, int GROUPS, int MODE>
-static __device__ __forceinline__ void chain(const struct work &w, const struct block &b,
-                                             int32_t units, struct cursor *c, struct barriers<N> &s,
-                                             float (&acc)[N / 2])
+template <int N, int GROUPS>
+static __device__ __forceinline__ void
+chain(const struct work &w, const struct block &b, int32_t units, bool more, struct cursor *c,
+      struct barriers<N> &s, struct fragments &f, float (&acc)[N / 2])
 {
     const int WEIGHT_BYTES = GROUPS * GROUP_PANELS * UNIT_BYTES;
-    uint32_t lane_at = (threadIdx.x / 32 - 4) * UNIT_BYTES + threadIdx.x % 32 * 16;
-    int32_t previous = -1;
 #pragma unroll
     for (int j = 0; j < N / 2; j++) acc[j] = 0.0f;
+    int32_t previous = c->stage;
     for (int32_t u = 0; u < units; u++) {
-        uint32_t stage = b.ring + c->stage * (WEIGHT_BYTES + N * 128);
+        uint32_t stage = stage_at<N, GROUPS>(b, *c), at = stage + lane_at();
         uint64_t tokens = descriptor(stage + WEIGHT_BYTES);
-        barrier_wait(&s.full[c->stage], c->phase);
-        uint4 a0 = load_fragment(stage + lane_at), a1 = load_fragment(stage + lane_at + 512);
+        struct cursor next = *c;
+        next_stage(w, &next);
+        bool ahead = u + 1 < units || more;
         mma_fence();
-        mma<N>(acc, a0, tokens);
-        mma<N>(acc, a1, tokens + (256 >> 4));
+        mma<N>(acc, f.k[0], tokens);
         mma_commit();
-        mma_wait<1>();
-        if (previous >= 0) release<MODE>(&s.empty[previous]);
-        uint4 a2 = load_fragment(stage + lane_at + 1024),
-              a3 = load_fragment(stage + lane_at + 1536);
+        mma_wait<2>();
+        f.k[2] = load_fragment(at + 1024);
         mma_fence();
-        mma<N>(acc, a2, tokens + (512 >> 4));
-        mma<N>(acc, a3, tokens + (768 >> 4));
+        mma<N>(acc, f.k[1], tokens + (256 >> 4));
         mma_commit();
-        mma_wait<1>();
+        mma_wait<2>();
+        if (u > 0) release(&s.empty[previous]);
+        f.k[3] = load_fragment(at + 1536);
+        mma_fence();
+        mma<N>(acc, f.k[2], tokens + (512 >> 4));
+        mma_commit();
+        at = stage_at<N, GROUPS>(b, next) + lane_at();
+        if (ahead) barrier_wait(&s.full[next.stage], next.phase);
+        mma_wait<2>();
+        if (ahead) f.k[0] = load_fragment(at);
+        mma_fence();
+        mma<N>(acc, f.k[3], tokens + (768 >> 4));
+        mma_commit();
+        mma_wait<2>();
+        if (ahead) f.k[1] = load_fragment(at + 512);
         previous = c->stage;
-        next_stage(w, c);
+        *c = next;
     }
     mma_wait<0>();
-    if (previous >= 0) release<MODE>(&s.empty[previous]);
+    release(&s.empty[previous]);
 }
 
-/* ALONE, SHARED: whole tiles, one after another. */
-template <int N, int GROUPS, int MODE>
+/* Units of a segment. */
+static __device__ __forceinline__ int32_t units_of(const struct work &w, int32_t segment)
+{
+    return w.units * (segment + 1) / w.segments - w.units * segment / w.segments;
+}
+
+/* Whole tiles, one after another. */
+template <int N, int GROUPS>
 static __device__ __forceinline__ void consume(const struct work &w, const struct block &b,
                                                struct barriers<N> &s)
 {
-    const int BATCH = N == 64 ? 2 : N < 64 ? N / 8 : 4;
+    const int BATCH = N == 192 ? 8 : N == 64 || N == 16 ? 2 : 4;
     struct cursor c = {};
-    int32_t segments = n_segments(w.units * K_UNIT), turn = 0;
+    struct fragments f;
+    int32_t turn = 0;
     for (int32_t i = b.tile; i < w.n_tiles; i += b.step, turn++) {
         float sum[N / 8][4] = {};
-        for (int32_t segment = 0; segment < segments; segment++) {
-            int32_t units = w.units * (segment + 1) / segments - w.units * segment / segments;
+        load_first<N, GROUPS>(b, c, s, f);
+        for (int32_t segment = 0, left = w.units; left > 0; segment++) {
+            int32_t units = units_of(w, segment);
             if (units == 0) continue;
             float acc[N / 2];
-            chain<N, GROUPS, MODE>(w, b, units, &c, s, acc);
+            left -= units;
+            chain<N, GROUPS>(w, b, units, left > 0, &c, s, f, acc);
 #pragma unroll
             for (int j = 0; j < N / 2; j++) sum[j / 4][j % 4] = sum[j / 4][j % 4] + acc[j];
         }
-        struct tile t = tile_at<N, GROUPS, MODE>(w, b, i);
+        struct tile t = tile_at<N, GROUPS>(w, i);
         struct place at = {t.panel + (int)threadIdx.x / 32 - 4, t.token + (int)threadIdx.x % 4 * 2,
                            NULL};
         if (w.p.squares) {
@@ -422,6 +427,7 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
             for (int j = 0; j < N / 8; j += BATCH) {
                 struct place part = {at.panel, at.token + 8 * j,
                                      at.scales ? at.scales + 8 * j : NULL};
+                if (t.token + 8 * j >= w.p.n) break;
                 finish<BATCH>(w, part, load_operands<BATCH>(w, part), sum + j);
             }
         __syncwarp();
@@ -430,23 +436,25 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
 }
 
 /* SPLIT: the segments of this block are handed, each 16 x 8 part to the block that adds them up. */
-template <int N, int GROUPS, int MODE>
+template <int N, int GROUPS>
 static __device__ __forceinline__ void consume_segments(const struct work &w, const struct block &b,
                                                         int32_t per_block, uint32_t exchange,
                                                         struct barriers<N> &s)
 {
     struct cursor c = {};
-    int32_t segments = n_segments(w.units * K_UNIT), lane = threadIdx.x % 32;
-    for (int32_t segment = segments * b.rank / w.cluster;
-         segment < segments * (b.rank + 1) / w.cluster; segment++) {
-        int32_t units = w.units * (segment + 1) / segments - w.units * segment / segments;
+    struct fragments f;
+    int32_t left = b.end_unit - b.first_unit, lane = threadIdx.x % 32;
+    if (left > 0) load_first<N, GROUPS>(b, c, s, f);
+    for (int32_t segment = w.segments * b.rank / w.cluster; left > 0; segment++) {
+        int32_t units = units_of(w, segment);
         if (units == 0) continue;
         float acc[N / 2];
-        chain<N, GROUPS, MODE>(w, b, units, &c, s, acc);
+        left -= units;
+        chain<N, GROUPS>(w, b, units, left > 0, &c, s, f, acc);
 #pragma unroll
         for (int core = 0; core < N / 8; core++) {
             int32_t part = core * GROUPS * GROUP_PANELS + threadIdx.x / 32 - 4;
-            uint32_t to = exchange + ((part % per_block * segments + segment) * 32 + lane) * 16;
+            uint32_t to = exchange + ((part % per_block * w.segments + segment) * 32 + lane) * 16;
             store_in_cluster(address_in(to, part / per_block), acc + 4 * core);
         }
     }
@@ -456,10 +464,9 @@ static __device__ __forceinline__ void consume_segments(const struct work &w, co
 static __device__ __forceinline__ void add_segments(const struct work &w, uint32_t part_at,
                                                     float *sum)
 {
-    int32_t segments = n_segments(w.units * K_UNIT);
     for (int j = 0; j < 4; j++) sum[j] = 0.0f;
-    for (int32_t segment = 0; segment < segments; segment++) {
-        if (w.units * (segment + 1) / segments == w.units * segment / segments) continue;
+    for (int32_t segment = 0; segment < w.segments; segment++) {
+        if (units_of(w, segment) == 0) continue;
         uint4 v = load_fragment(part_at + (segment * 32 + threadIdx.x % 32) * 16);
         sum[0] = sum[0] + __uint_as_float(v.x);
         sum[1] = sum[1] + __uint_as_float(v.y);
@@ -469,13 +476,13 @@ static __device__ __forceinline__ void add_segments(const struct work &w, uint32
 }
 
 /* SPLIT: one tile. */
-template <int N, int GROUPS, int MODE>
+template <int N, int GROUPS>
 static __device__ __forceinline__ void consume_split(const struct work &w, const struct block &b,
                                                      int32_t per_block, uint32_t exchange,
                                                      struct barriers<N> &s)
 {
     const int PANELS = GROUPS * GROUP_PANELS;
-    struct tile t = tile_at<N, GROUPS, MODE>(w, b, b.tile);
+    struct tile t = tile_at<N, GROUPS>(w, b.tile);
     int32_t slot = threadIdx.x / 32 - 4;
     auto place_of = [&](int32_t slot) {
         int32_t part = b.rank * per_block + slot, token = part / PANELS * 8 + threadIdx.x % 4 * 2;
@@ -488,14 +495,14 @@ static __device__ __forceinline__ void consume_split(const struct work &w, const
     struct operands<1> o = {
     };
     if (slot < per_block && at.panel < w.panels) o = load_operands<1>(w, at);
-    consume_segments<N, GROUPS, MODE>(w, b, per_block, exchange, s);
+    consume_segments<N, GROUPS>(w, b, per_block, exchange, s);
     __syncwarp();
     cluster_arrive();
     cluster_wait();
     if (w.p.squares) barrier_wait(&s.scales_full[0], 0);
     while (slot < per_block) {
         float sum[1][4];
-        add_segments(w, exchange + slot * n_segments(w.units * K_UNIT) * 512, sum[0]);
+        add_segments(w, exchange + slot * w.segments * 512, sum[0]);
         if (at.panel < w.panels) finish<1>(w, at, o, sum);
         slot += PANELS;
         at = place_of(slot);
@@ -503,13 +510,13 @@ static __device__ __forceinline__ void consume_split(const struct work &w, const
     }
 }
 
-template <int N, int GROUPS, int MODE>
+template <int N, int GROUPS>
 static __device__ __forceinline__ void init_barriers(const struct work &w, struct barriers<N> &s)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < w.stages; i++) {
-            barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], GROUPS * 4 * (MODE == SHARED ? 2 : 1));
+            barrier_init(&s.full[i], 2);
+            barrier_init(&s.empty[i], GROUPS * 4);
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(&s.scales_full[i], SCALE_WARPS);
@@ -525,11 +532,11 @@ static __device__ __forceinline__ void init_barriers(const struct work &w, struc
 /* Registers of a thread of the copying warpgroup and of a consumer: together at most what the
  * launch bounds give; 0: all have the same. */
 template <int N, int GROUPS> struct registers {
-    static const int few = N >= 64 ? 40 : 0;
+    static const int few = N >= 32 ? 40 : 0;
     static const int many = N >= 128 ? (GROUPS == 2 ? 232 : 216) : GROUPS == 2 ? 96 : 120;
 };
 
-template <int N, int GROUPS, int BLOCKS, int MODE>
+template <int N, int GROUPS, int BLOCKS, bool SPLIT>
 static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
     gemm_kernel(const __grid_constant__ struct work w)
 {
@@ -537,52 +544,37 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ struct barriers<N> s;
     typedef struct registers<N, GROUPS> registers;
-    const int STAGE_BYTES = GROUPS * GROUP_PANELS * UNIT_BYTES + N * 128;
-    int32_t cluster = MODE == ALONE ? 1 : MODE == SHARED ? 2 : w.cluster;
-    struct block b = {shared_address(memory),
-                      (int32_t)blockIdx.x % cluster,
-                      (int32_t)blockIdx.x / cluster,
-                      (int32_t)gridDim.x / cluster,
-                      0,
-                      w.units};
-    int32_t per_block = 0, first_core = 0, end_core = N / 8;
-    uint32_t exchange = b.ring + w.stages * STAGE_BYTES;
-    if (MODE == SPLIT) {
-        int32_t segments = n_segments(w.units * K_UNIT);
-        b.first_unit = w.units * (segments * b.rank / cluster) / segments;
-        b.end_unit = w.units * (segments * (b.rank + 1) / cluster) / segments;
-        per_block = GROUPS * GROUP_PANELS * (N / 8) / cluster;
-        first_core = b.rank * per_block / (GROUPS * GROUP_PANELS);
-        end_core = ((b.rank + 1) * per_block - 1) / (GROUPS * GROUP_PANELS) + 1;
-    }
-    asm volatile("griddepcontrol.launch_dependents;");
-    init_barriers<N, GROUPS, MODE>(w, s);
-    struct cursor ahead = {};
-    if (MODE != ALONE) cluster_arrive();
+    const int PANELS = GROUPS * GROUP_PANELS, STAGE_BYTES = PANELS * UNIT_BYTES + N * 128;
+    int32_t cluster = SPLIT ? w.cluster : 1, per_block = PANELS * (N / 8) / cluster;
+    struct block b = {shared_address(memory), (int32_t)blockIdx.x % cluster,
+                      (int32_t)blockIdx.x / cluster, (int32_t)gridDim.x / cluster};
+    b.first_unit = w.units * (w.segments * b.rank / cluster) / w.segments;
+    b.end_unit = w.units * (w.segments * (b.rank + 1) / cluster) / w.segments;
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    if (warp == 0) ahead = produce_early<N, GROUPS, MODE>(w, b, s);
-    __syncwarp();
-    if (MODE != ALONE) cluster_wait(); /* now the other blocks' shared memory may be used */
-    if (threadIdx.x < 128) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    init_barriers<N, GROUPS>(w, s);
+    if (SPLIT) cluster_arrive();
+    if (SPLIT) cluster_wait(); /* now the other blocks' shared memory may be written */
+    if (warp < 4) {
         if constexpr (registers::few > 0)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers::few));
         if (warp == 0)
-            produce<N, GROUPS, MODE>(w, b, ahead, s);
+            produce<N, GROUPS, true>(w, b, s);
+        else if (warp == 1)
+            produce<N, GROUPS, false>(w, b, s);
         else
-            produce_scales<N, GROUPS, MODE>(w, b, first_core, end_core, s);
+            produce_scales<N, GROUPS>(w, b, b.rank * per_block / PANELS,
+                                      ((b.rank + 1) * per_block - 1) / PANELS + 1, s);
         __syncwarp();
-        if (MODE != ALONE) cluster_arrive();
-        if (MODE != ALONE) cluster_wait();
+        if (SPLIT) cluster_arrive();
+        if (SPLIT) cluster_wait();
     } else {
         if constexpr (registers::few > 0)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers::many));
-        if (MODE == SPLIT)
-            consume_split<N, GROUPS, MODE>(w, b, per_block, exchange, s);
+        if (SPLIT)
+            consume_split<N, GROUPS>(w, b, per_block, b.ring + w.stages * STAGE_BYTES, s);
         else
-            consume<N, GROUPS, MODE>(w, b, s);
-        __syncwarp();
-        if (MODE == SHARED) cluster_arrive();
-        if (MODE == SHARED) cluster_wait();
+            consume<N, GROUPS>(w, b, s);
     }
 #endif
 }
@@ -592,21 +584,19 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
 struct variant {
     void (*kernel)(const struct work);
     int32_t tokens, groups, blocks; /* blocks: that fit a multiprocessor's registers */
-    enum mode mode;
+    bool split;
 };
 
-#define VARIANT(N, GROUPS, BLOCKS, MODE)                              \
-    {                                                                 \
-        gemm_kernel<N, GROUPS, BLOCKS, MODE>, N, GROUPS, BLOCKS, MODE \
+#define VARIANT(N, GROUPS, BLOCKS, SPLIT)                               \
+    {                                                                   \
+        gemm_kernel<N, GROUPS, BLOCKS, SPLIT>, N, GROUPS, BLOCKS, SPLIT \
     }
 
 static const struct variant variants[] = {
-    VARIANT(16, 1, 3, ALONE),  VARIANT(16, 1, 3, SPLIT),   VARIANT(32, 1, 3, ALONE),
-    VARIANT(32, 1, 3, SPLIT),  VARIANT(32, 2, 2, ALONE),   VARIANT(64, 1, 3, ALONE),
-    VARIANT(64, 1, 3, SPLIT),  VARIANT(64, 2, 2, ALONE),   VARIANT(64, 2, 2, SHARED),
-    VARIANT(64, 2, 2, SPLIT),  VARIANT(128, 1, 2, ALONE),  VARIANT(128, 1, 2, SPLIT),
-    VARIANT(128, 2, 1, ALONE), VARIANT(128, 2, 1, SHARED), VARIANT(128, 2, 1, SPLIT),
-    VARIANT(192, 2, 1, ALONE), VARIANT(192, 2, 1, SHARED),
+    VARIANT(16, 1, 3, false),  VARIANT(16, 1, 3, true),   VARIANT(32, 1, 3, false),
+    VARIANT(32, 1, 3, true),   VARIANT(64, 1, 3, false),  VARIANT(64, 1, 3, true),
+    VARIANT(64, 2, 2, false),  VARIANT(128, 1, 2, false), VARIANT(128, 1, 2, true),
+    VARIANT(128, 2, 1, false), VARIANT(128, 2, 1, true),  VARIANT(192, 2, 1, false),
 };
 
 enum { N_VARIANTS = sizeof variants / sizeof *variants, SHARED_BYTES = 228 << 10, MIN_STAGES = 4 };
@@ -625,32 +615,43 @@ static int32_t stages_for(const struct variant *v, int32_t blocks, int32_t excha
     return stages < MAX_STAGES ? stages : MAX_STAGES;
 }
 
-/* cluster: blocks that split the columns (SPLIT) */
+/* Units of the block that has most. */
+static int32_t most_units(const struct work *w)
+{
+    int32_t most = 0;
+    for (int32_t i = 0; i < w->cluster; i++) {
+        int32_t units = w->units * (w->segments * (i + 1) / w->cluster) / w->segments -
+                        w->units * (w->segments * i / w->cluster) / w->segments;
+        most = units > most ? units : most;
+    }
+    return most;
+}
+
+/* cluster: blocks that split the columns */
 static void launch(struct backend *b, const struct product *p, const struct variant *v,
                    int32_t cluster)
 {
-    struct work w = {*p, p->m->data, (int32_t)p->m->rows, (int32_t)(p->m->padded / K_UNIT),
-                     (int32_t)p->m->panels};
-    int32_t tile_panels = v->groups * GROUP_PANELS, exchange = 0;
-    w.cluster = v->mode == SPLIT ? cluster : v->mode == SHARED ? 2 : 1;
-    w.row_tiles = parts(w.panels, tile_panels * (v->mode == SHARED ? 2 : 1));
+    int32_t panels = v->groups * GROUP_PANELS, exchange = 0;
+    struct work w = {*p, p->m->data, (int32_t)p->m->rows, (int32_t)(p->m->padded / K_UNIT)};
+    w.panels = (int32_t)p->m->panels;
+    w.segments = n_segments(p->m->padded);
+    w.cluster = cluster;
+    w.row_tiles = parts(w.panels, panels);
     w.token_tiles = parts(p->n, v->tokens);
     w.n_tiles = w.row_tiles * w.token_tiles;
     w.band = 12;
-    if (v->mode == SPLIT)
-        exchange = tile_panels * v->tokens / 8 / cluster * n_segments(p->m->padded) * 512;
-    int32_t blocks = v->blocks;
-    while (blocks > 1 && stages_for(v, blocks, exchange) < MIN_STAGES) blocks--;
+    int32_t units = most_units(&w), blocks = v->blocks, clusters = w.n_tiles;
+    if (v->split) exchange = panels * v->tokens / 8 / cluster * w.segments * 512;
+    int32_t least = units < MIN_STAGES ? units : MIN_STAGES;
+    while (blocks > 1 && stages_for(v, blocks, exchange) < least) blocks--;
     w.stages = stages_for(v, blocks, exchange);
-    int32_t units = v->mode == SPLIT ? parts(w.units, cluster) + 1 : w.units * w.n_tiles;
-    if (w.stages > units) w.stages = units;
-    int32_t clusters = w.n_tiles;
-    if (v->mode != SPLIT && v->tokens >= 128) { /* one after another: the next is copied early */
-        int32_t most = b->multiprocessors * blocks / w.cluster;
+    if (v->split && w.stages > units) w.stages = units;
+    if (!v->split && v->tokens >= 128) { /* one after another: the next is copied early */
+        int32_t most = b->multiprocessors * blocks;
         clusters = clusters < most ? clusters : most;
     }
     size_t bytes =
-        (size_t)w.stages * (size_t)(tile_panels * UNIT_BYTES + v->tokens * 128) + (size_t)exchange;
+        (size_t)w.stages * (size_t)(panels * UNIT_BYTES + v->tokens * 128) + (size_t)exchange;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -671,11 +672,11 @@ static void launch(struct backend *b, const struct product *p, const struct vari
         cuda_good(b, cudaLaunchKernelEx(&config, v->kernel, w), "a matrix product");
 }
 
-static const struct variant *variant_of(int32_t tokens, int32_t groups, enum mode mode)
+static const struct variant *variant_of(int32_t tokens, int32_t groups, bool split)
 {
     for (int i = 0; i < N_VARIANTS; i++)
         if (variants[i].tokens == tokens && variants[i].groups == groups &&
-            variants[i].mode == mode)
+            variants[i].split == split)
             return &variants[i];
     return NULL;
 }
@@ -683,17 +684,19 @@ static const struct variant *variant_of(int32_t tokens, int32_t groups, enum mod
 bool gemm_run(struct backend *b, const struct product *p)
 {
     if (b->capability != 90) return false;
-    int32_t tokens = p->n <= 16 ? 16 : p->n <= 32 ? 32 : p->n <= 64 ? 64 : 128;
-    /* few tiles: split the columns */
-    if (p->n <= 256 && parts((int32_t)p->m->panels, 4) <= b->multiprocessors)
-        launch(b, p, variant_of(tokens, 1, SPLIT), 8);
-    else if (p->n <= 32)
-        launch(b, p, variant_of(tokens, 1, ALONE), 1);
-    else if (p->n <= 64)
-        launch(b, p, variant_of(64, 2, ALONE), 1);
-    else if (p->n <= 128)
-        launch(b, p, variant_of(128, 1, ALONE), 1);
+    int32_t tokens = p->n <= 16 ? 16 : p->n <= 32 ? 32 : 64;
+    bool few = parts((int32_t)p->m->panels, GROUP_PANELS) <= b->multiprocessors / 2;
+    if (few && p->n <= 64)
+        launch(b, p, variant_of(tokens, 1, true), 8);
+    else if (few && p->n <= 256 && p->m->padded >= 4096)
+        launch(b, p, variant_of(128, 2, true), 8);
+    else if (few && p->n <= 128)
+        launch(b, p, variant_of(64, 1, true), 4);
+    else if (p->n <= 256 || (few && p->n <= 512))
+        launch(b, p, variant_of(tokens, 1, false), 1);
+    else if (p->n <= 512)
+        launch(b, p, variant_of(128, 2, false), 1);
     else
-        launch(b, p, variant_of(p->n <= 256 ? 128 : 192, 2, SHARED), 1);
+        launch(b, p, variant_of(192, 2, false), 1);
     return true;
 }

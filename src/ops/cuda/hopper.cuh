@@ -53,14 +53,6 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
                  : "memory");
 }
 
-/* Orders nothing in memory: for who has only read. */
-static __device__ __forceinline__ void barrier_arrive_in(uint64_t *barrier, uint32_t block)
-{
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
-                     address_in(shared_address(barrier), block))
-                 : "memory");
-}
-
 static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
 {
     uint32_t done, address = shared_address(barrier);
@@ -96,16 +88,6 @@ static __device__ __forceinline__ void copy(uint32_t to, const void *from, uint3
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
-
-/* To the same place in both blocks of a pair. */
-static __device__ __forceinline__ void copy_to_both(uint32_t to, const void *from, uint32_t bytes,
-                                                    uint64_t *barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)3)
                  : "memory");
 }
 
