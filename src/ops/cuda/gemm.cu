@@ -168,27 +168,33 @@ static __device__ __forceinline__ void finish(const struct work &w, const struct
         to_residual<COUNT>(w, at, o, v);
 }
 
-/* token_scale() of 8 tokens at once, so that their loads are in flight together. */
-static __device__ __forceinline__ void core_scales(const struct product &p, int token, float *to)
+/* token_scale() of some tokens at once, with all their loads in flight together. */
+template <int TOKENS>
+static __device__ __forceinline__ void scales_of(const struct product &p, int token, float *to)
 {
-    float sum[8] = {};
+    float sum[TOKENS] = {};
     uint32_t last = (p.n - 1) * p.in_panels, lane = threadIdx.x % 32;
-    for (uint32_t i = lane; i < (uint32_t)p.in_panels; i += 32) {
+    for (uint32_t i = lane; i < (uint32_t)p.in_panels; i += 96) {
+        float v[TOKENS][3];
         uint32_t at = token * p.in_panels;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            sum[j] += __ldcg(p.squares + min(at, last) + i);
-            at += p.in_panels;
-        }
+        for (int j = 0; j < TOKENS; j++, at += p.in_panels)
+#pragma unroll
+            for (int k = 0; k < 3; k++)
+                v[j][k] = i + 32 * k < p.in_panels ? __ldcg(p.squares + min(at, last) + i + 32 * k)
+                                                   : 0.0f;
+#pragma unroll
+        for (int k = 0; k < 3; k++)
+#pragma unroll
+            for (int j = 0; j < TOKENS; j++) sum[j] += v[j][k];
     }
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (int offset = 16; offset > 0; offset /= 2)
 #pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2)
-            sum[j] += __shfl_xor_sync(~0u, sum[j], offset);
+        for (int j = 0; j < TOKENS; j++) sum[j] += __shfl_xor_sync(~0u, sum[j], offset);
 #pragma unroll
-    for (int j = 1; j < 8; j++) sum[0] = lane == j ? sum[j] : sum[0]; /* lane j: token j */
-    if (lane < 8) to[lane] = 1.0f / sqrtf(sum[0] / (float)p.in_width + p.eps);
+    for (int j = 1; j < TOKENS; j++) sum[0] = lane == j ? sum[j] : sum[0]; /* lane j: token j */
+    if (lane < TOKENS) to[lane] = 1.0f / sqrtf(sum[0] / (float)p.in_width + p.eps);
 }
 
 /* ---- the kernel ---- */
@@ -218,13 +224,14 @@ struct block {
 };
 
 /* Tiles go token tile by token tile within a band, then row by row, then band by band: what runs
- * at one time shares weights and tokens in the L2 cache. */
+ * at one time shares weights and tokens in the L2 cache. Blocks step by whole bands' widths, so
+ * that each keeps its tokens within a band. The last band may have places without tokens. */
 template <int N, int GROUPS>
 static __device__ __forceinline__ struct tile tile_at(const struct work &w, int32_t i)
 {
     int32_t of_band = w.band * w.row_tiles, first = i / of_band * w.band;
-    int32_t in_band = i % of_band, width = min(w.band, w.token_tiles - first);
-    struct tile t = {in_band / width * GROUPS * GROUP_PANELS, (first + in_band % width) * N};
+    int32_t in_band = i % of_band;
+    struct tile t = {in_band / w.band * GROUPS * GROUP_PANELS, (first + in_band % w.band) * N};
     return t;
 }
 
@@ -243,7 +250,7 @@ static __device__ __forceinline__ void next_unit(const struct work &w, const str
     if (++c->unit < b.end_unit) return;
     c->unit = b.first_unit;
     c->index += b.step;
-    if (c->index < w.n_tiles) c->tile = tile_at<N, GROUPS>(w, c->index);
+    c->tile = tile_at<N, GROUPS>(w, c->index);
 }
 
 /* All of a block's units, weights or tokens. The weights that fit the ring are under way before
@@ -260,6 +267,11 @@ static __device__ __forceinline__ void produce(const struct work &w, const struc
         asm volatile("fence.proxy.async.global;" ::: "memory");
     }
     for (uint32_t lap = 0; c.index < w.n_tiles; lap |= c.phase) {
+        if (c.tile.token >= w.p.n) {
+            c.index += b.step;
+            c.tile = tile_at<N, GROUPS>(w, c.index);
+            continue;
+        }
         if (lap) barrier_wait(&s.empty[c.stage], c.phase ^ 1);
         uint32_t to = b.ring + c.stage * (WEIGHT_BYTES + N * 128);
         if (WEIGHTS) {
@@ -285,21 +297,27 @@ static __device__ __forceinline__ void produce(const struct work &w, const struc
     }
 }
 
-/* The warps that turn squares into scales: a pair of buffers, one for a tile. */
+/* The warps that turn squares into scales, when a block comes to other tokens: a pair of buffers.
+ */
 template <int N, int GROUPS>
 static __device__ __forceinline__ void produce_scales(const struct work &w, const struct block &b,
                                                       int32_t first_core, int32_t end_core,
                                                       struct barriers<N> &s)
 {
+    const int BATCH = N == 192 ? 4 : 8; /* tokens; for few registers */
     if (!w.p.squares) return;
     previous_wait();
-    int32_t turn = 0;
-    for (int32_t i = b.tile; i < w.n_tiles; i += b.step, turn++) {
+    int32_t turn = -1, token = -1;
+    for (int32_t i = b.tile; i < w.n_tiles; i += b.step) {
         struct tile t = tile_at<N, GROUPS>(w, i);
-        int32_t end = min(end_core, (w.p.n - t.token + 7) / 8);
+        if (t.token >= w.p.n || t.token == token) continue;
+        token = t.token;
+        turn++;
         barrier_wait(&s.scales_empty[turn % 2], turn / 2 % 2 ^ 1);
-        for (int core = first_core + threadIdx.x / 32 - 2; core < end; core += SCALE_WARPS)
-            core_scales(w.p, t.token + core * 8, s.scales[turn % 2] + core * 8);
+        int32_t end = min(end_core * 8, w.p.n - token);
+        for (int j = first_core * 8 + (threadIdx.x / 32 - 2) * BATCH; j < end;
+             j += SCALE_WARPS * BATCH)
+            scales_of<BATCH>(w.p, token + j, s.scales[turn % 2] + j);
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.scales_full[turn % 2]);
     }
@@ -401,8 +419,10 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
     const int BATCH = N == 192 ? 8 : N == 64 || N == 16 ? 2 : 4;
     struct cursor c = {};
     struct fragments f;
-    int32_t turn = 0;
-    for (int32_t i = b.tile; i < w.n_tiles; i += b.step, turn++) {
+    int32_t turn = -1, token = -1;
+    for (int32_t i = b.tile; i < w.n_tiles; i += b.step) {
+        struct tile t = tile_at<N, GROUPS>(w, i);
+        if (t.token >= w.p.n) continue;
         float sum[N / 8][4] = {};
         load_first<N, GROUPS>(b, c, s, f);
         for (int32_t segment = 0, left = w.units; left > 0; segment++) {
@@ -414,24 +434,23 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
 #pragma unroll
             for (int j = 0; j < N / 2; j++) sum[j / 4][j % 4] = sum[j / 4][j % 4] + acc[j];
         }
-        struct tile t = tile_at<N, GROUPS>(w, i);
-        struct place at = {t.panel + (int)threadIdx.x / 32 - 4, t.token + (int)threadIdx.x % 4 * 2,
-                           NULL};
-        if (w.p.squares) {
-            at.scales = s.scales[turn % 2] + threadIdx.x % 4 * 2;
-            barrier_wait(&s.scales_full[turn % 2], turn / 2 % 2);
+        if (t.token != token) {
+            if (turn >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&s.scales_empty[turn % 2]);
+            token = t.token;
+            turn++;
+            if (w.p.squares) barrier_wait(&s.scales_full[turn % 2], turn / 2 % 2);
+            previous_wait();
         }
-        if (turn == 0) previous_wait();
-        if (at.panel < w.panels)
+        int32_t in_tile = threadIdx.x % 4 * 2, panel = t.panel + (int)threadIdx.x / 32 - 4;
+        if (panel < w.panels)
 #pragma unroll
             for (int j = 0; j < N / 8; j += BATCH) {
-                struct place part = {at.panel, at.token + 8 * j,
-                                     at.scales ? at.scales + 8 * j : NULL};
-                if (t.token + 8 * j >= w.p.n) break;
-                finish<BATCH>(w, part, load_operands<BATCH>(w, part), sum + j);
+                struct place at = {panel, token + 8 * j + in_tile,
+                                   w.p.squares ? s.scales[turn % 2] + 8 * j + in_tile : NULL};
+                if (token + 8 * j >= w.p.n) break;
+                finish<BATCH>(w, at, load_operands<BATCH>(w, at), sum + j);
             }
         __syncwarp();
-        if (w.p.squares && threadIdx.x % 32 == 0) barrier_arrive(&s.scales_empty[turn % 2]);
     }
 }
 
@@ -532,8 +551,8 @@ static __device__ __forceinline__ void init_barriers(const struct work &w, struc
 /* Registers of a thread of the copying warpgroup and of a consumer: together at most what the
  * launch bounds give; 0: all have the same. */
 template <int N, int GROUPS> struct registers {
-    static const int few = N >= 32 ? 40 : 0;
-    static const int many = N >= 128 ? (GROUPS == 2 ? 232 : 216) : GROUPS == 2 ? 96 : 120;
+    static const int few = N == 192 ? 40 : N >= 32 ? 56 : 0;
+    static const int many = N == 192 ? 232 : N == 128 ? (GROUPS == 2 ? 224 : 200) : 104;
 };
 
 template <int N, int GROUPS, int BLOCKS, bool SPLIT>
@@ -595,8 +614,8 @@ struct variant {
 static const struct variant variants[] = {
     VARIANT(16, 1, 3, false),  VARIANT(16, 1, 3, true),   VARIANT(32, 1, 3, false),
     VARIANT(32, 1, 3, true),   VARIANT(64, 1, 3, false),  VARIANT(64, 1, 3, true),
-    VARIANT(64, 2, 2, false),  VARIANT(128, 1, 2, false), VARIANT(128, 1, 2, true),
-    VARIANT(128, 2, 1, false), VARIANT(128, 2, 1, true),  VARIANT(192, 2, 1, false),
+    VARIANT(128, 1, 2, false), VARIANT(128, 1, 2, true),  VARIANT(128, 2, 1, false),
+    VARIANT(128, 2, 1, true),  VARIANT(192, 2, 1, false),
 };
 
 enum { N_VARIANTS = sizeof variants / sizeof *variants, SHARED_BYTES = 228 << 10, MIN_STAGES = 4 };
@@ -638,8 +657,9 @@ static void launch(struct backend *b, const struct product *p, const struct vari
     w.cluster = cluster;
     w.row_tiles = parts(w.panels, panels);
     w.token_tiles = parts(p->n, v->tokens);
-    w.n_tiles = w.row_tiles * w.token_tiles;
-    w.band = 12;
+    int32_t bands = v->split ? 1 : parts(w.token_tiles, 12);
+    w.band = parts(w.token_tiles, bands);
+    w.n_tiles = w.row_tiles * w.band * bands;
     int32_t units = most_units(&w), blocks = v->blocks, clusters = w.n_tiles;
     if (v->split) exchange = panels * v->tokens / 8 / cluster * w.segments * 512;
     int32_t least = units < MIN_STAGES ? units : MIN_STAGES;
@@ -647,11 +667,13 @@ static void launch(struct backend *b, const struct product *p, const struct vari
     w.stages = stages_for(v, blocks, exchange);
     if (v->split && w.stages > units) w.stages = units;
     if (!v->split && v->tokens >= 128) { /* one after another: the next is copied early */
-        int32_t most = b->multiprocessors * blocks;
+        int32_t most = b->multiprocessors * blocks / w.band * w.band;
         clusters = clusters < most ? clusters : most;
     }
     size_t bytes =
         (size_t)w.stages * (size_t)(panels * UNIT_BYTES + v->tokens * 128) + (size_t)exchange;
+    if (cluster > 8)
+        cudaFuncSetAttribute(v->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -681,6 +703,21 @@ static const struct variant *variant_of(int32_t tokens, int32_t groups, bool spl
     return NULL;
 }
 
+/* Whole tiles of 128 rows, one after another: those that take least time. */
+static const struct variant *variant_for_many(struct backend *b, const struct product *p)
+{
+    int32_t row_tiles = parts((int32_t)p->m->panels, 8), best = 0, best_cost = 0;
+    for (int32_t tokens = 128; tokens <= 192; tokens += 64) {
+        int32_t turns = parts(row_tiles * parts(p->n, tokens), b->multiprocessors);
+        int32_t cost = turns * (tokens + 48); /* 48: what a tile costs whatever its width */
+        if (best == 0 || cost < best_cost) {
+            best = tokens;
+            best_cost = cost;
+        }
+    }
+    return variant_of(best, 2, false);
+}
+
 bool gemm_run(struct backend *b, const struct product *p)
 {
     if (b->capability != 90) return false;
@@ -694,9 +731,7 @@ bool gemm_run(struct backend *b, const struct product *p)
         launch(b, p, variant_of(64, 1, true), 4);
     else if (p->n <= 256 || (few && p->n <= 512))
         launch(b, p, variant_of(tokens, 1, false), 1);
-    else if (p->n <= 512)
-        launch(b, p, variant_of(128, 2, false), 1);
     else
-        launch(b, p, variant_of(192, 2, false), 1);
+        launch(b, p, variant_for_many(b, p), 1);
     return true;
 }
