@@ -275,8 +275,8 @@ static bool usable(const struct variant *v, int32_t cluster, int32_t n)
     if (n > 16 * v->tokens) return false;
     int32_t exchange = v->groups * 4 * v->tokens / 8 / cluster * 16 * 512;
     if (v->split && v->groups * 4 * v->tokens / 8 < cluster) return false;
-    return !v->split || (v->groups * 4 * v->tokens / 8 >= cluster &&
-                         stages_for(v, 1, exchange) >= 2 && (cluster < 16 || n <= 64));
+    return !v->split ||
+           (v->groups * 4 * v->tokens / 8 >= cluster && stages_for(v, 1, exchange) >= 2);
 }
 
 static int check_case(struct backend *b, enum product_to to, int64_t rows, int64_t columns,
@@ -303,7 +303,7 @@ static int check_case(struct backend *b, enum product_to to, int64_t rows, int64
     int used = 1;
     char names[256][64];
     for (int v = -1; v < N_VARIANTS; v++)
-        for (int cluster = 1; cluster <= 16; cluster *= 2) {
+        for (int cluster = 1; cluster <= 8; cluster *= 2) {
             if (v < 0 ? cluster > 1 || only >= 0 : !usable(&variants[v], cluster, n)) continue;
             poison(&q, &q.p, b->stream);
             if (v < 0)
@@ -456,7 +456,7 @@ static void time_all(struct backend *b, bool every_variant)
                    (double)count * 2 / us / 1e6, 2.0 * s.rows * s.columns * ns[i] / us / 1e6);
             if (s.rows < 100000 && s.rows > 100) prefill[i] += us;
             for (int v = 0; every_variant && v < N_VARIANTS; v++)
-                for (int cluster = 1; cluster <= 16; cluster *= 2) {
+                for (int cluster = 1; cluster <= 8; cluster *= 2) {
                     if (!usable(&variants[v], cluster, ns[i])) continue;
                     if (ns[i] < 128 && variants[v].tokens > 2 * ns[i]) continue;
                     if (ns[i] == 512 && variants[v].split && cluster > 4) continue;

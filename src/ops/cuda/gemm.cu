@@ -104,16 +104,16 @@ static __device__ __forceinline__ void to_act(const struct work &w, const struct
     bool real = at.panel * 8 + g < w.rows / 2;
     bf16 *core = p.out.data + act_at(p.out, first, at.panel * 8 + 2 * t);
     int64_t stride = p.out.cores ? 512 : p.out.padded * 8;
+    float out[COUNT][2];
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        float out[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float scale = at.scales ? at.scales[8 * i + j] : 1.0f;
-            out[j] = real ? silu(v[i][j] * scale) * (v[i][2 + j] * scale) : 0.0f;
-        }
-        store_core(p, core + i * stride, first + 8 * i, out[0], out[1]);
+    for (int i = 0; i < 2 * COUNT; i++) { /* without branches, so that they overlap */
+        float *of = v[i / 2] + i % 2, scale = at.scales ? at.scales[i / 2 * 8 + i % 2] : 1.0f;
+        out[i / 2][i % 2] = silu(of[0] * scale) * (of[2] * scale);
     }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        store_core(p, core + i * stride, first + 8 * i, real ? out[i][0] : 0.0f,
+                   real ? out[i][1] : 0.0f);
 }
 
 template <int COUNT>
@@ -672,8 +672,6 @@ static void launch(struct backend *b, const struct product *p, const struct vari
     }
     size_t bytes =
         (size_t)w.stages * (size_t)(panels * UNIT_BYTES + v->tokens * 128) + (size_t)exchange;
-    if (cluster > 8)
-        cudaFuncSetAttribute(v->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -722,15 +720,18 @@ bool gemm_run(struct backend *b, const struct product *p)
 {
     if (b->capability != 90) return false;
     int32_t tokens = p->n <= 16 ? 16 : p->n <= 32 ? 32 : 64;
-    bool few = parts((int32_t)p->m->panels, GROUP_PANELS) <= b->multiprocessors / 2;
+    int32_t row_tiles = parts((int32_t)p->m->panels, GROUP_PANELS);
+    bool few = row_tiles <= b->multiprocessors / 2;
     if (few && p->n <= 64)
         launch(b, p, variant_of(tokens, 1, true), 8);
     else if (few && p->n <= 256 && p->m->padded >= 4096)
         launch(b, p, variant_of(128, 2, true), 8);
     else if (few && p->n <= 128)
-        launch(b, p, variant_of(64, 1, true), 4);
-    else if (p->n <= 256 || (few && p->n <= 512))
+        launch(b, p, variant_of(64, 1, true), 8 * row_tiles <= b->multiprocessors * 3 / 2 ? 4 : 2);
+    else if (p->n <= 64 || (few && p->n <= 512))
         launch(b, p, variant_of(tokens, 1, false), 1);
+    else if (p->n <= 128)
+        launch(b, p, variant_of(128, 1, false), 1);
     else
         launch(b, p, variant_for_many(b, p), 1);
     return true;
