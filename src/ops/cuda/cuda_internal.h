@@ -142,7 +142,9 @@ struct steps;  /* step.cu's */
 struct backend {
     struct shape shape;
     struct limits limits;
-    int device, capability; /* 10 * major + minor */
+    int device;
+    int capability;      /* compute capability: 10 major + minor */
+    int multiprocessors; /* of the device */
     cudaStream_t stream;
     cudaError_t failed; /* the first failure; later work is skipped */
     const char *failed_at;
@@ -216,6 +218,11 @@ void matrix_pack(struct backend *b, cudaStream_t stream, const bf16 *rows, int64
 /* Any GPU, any number of tokens; p->in in fragments. */
 void matrix_product(struct backend *b, const struct product *p);
 
+/* ---- gemm.cu ---- */
+
+/* A product for more than 8 tokens on Hopper; p->in is in cores order. False on other devices. */
+bool gemm_run(struct backend *b, const struct product *p);
+
 /* ---- rows.cu ---- */
 
 /* x = the tokens' rows of the embedding */
@@ -264,7 +271,7 @@ linnet_status step_collect(struct backend *b, const struct chosen **out, linnet_
 /* Whether gemm.cu works on this device. */
 static inline bool has_gemm(const struct backend *b)
 {
-    return false && b->capability == 90;
+    return b->capability == 90;
 }
 
 /* This layer's keys (0) or values (1). */

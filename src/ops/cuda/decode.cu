@@ -917,10 +917,8 @@ bool decode_open(struct backend *b)
     d->n_slots = slots;
     d->max_chunks = (b->limits.max_context + CHUNK_KEYS - 1) / CHUNK_KEYS;
     size_t parts = (size_t)part_count(s, &b->limits);
-    return cuda_good(b,
-                     cudaDeviceGetAttribute(&d->blocks, cudaDevAttrMultiProcessorCount, b->device),
-                     "asking for the device") &&
-           cuda_good(
+    d->blocks = b->multiprocessors;
+    return cuda_good(
                b, cudaMalloc((void **)&d->args.parts, parts * (size_t)s->head_dim * sizeof(float)),
                "attention") &&
            cuda_good(b, cudaMalloc((void **)&d->args.part_sums, parts * sizeof(float2)),

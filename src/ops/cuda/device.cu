@@ -148,6 +148,7 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     b->pool = pool;
     b->device = selected;
     b->capability = capability_of(selected);
+    cudaDeviceGetAttribute(&b->multiprocessors, cudaDevAttrMultiProcessorCount, selected);
     cuda_good(b, cudaSetDevice(b->device),
               "choosing the device"); /* a thread's choice is its own */
     if (!cuda_good(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking),

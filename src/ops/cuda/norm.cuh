@@ -33,7 +33,7 @@ static __device__ __forceinline__ float token_scale(const float *squares, int n_
 
 static __device__ __forceinline__ float silu(float v)
 {
-    return v / (1.0f + __expf(-v));
+    return __fdividef(v, 1.0f + __expf(-v));
 }
 
 #endif

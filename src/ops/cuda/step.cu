@@ -199,7 +199,10 @@ static bool replayed(const struct backend *b)
 
 static void product(struct backend *b, const struct product *p)
 {
-    matrix_product(b, p);
+    if (p->in.cores)
+        gemm_run(b, p);
+    else
+        matrix_product(b, p);
 }
 
 /* A product whose input is the residual stream, half normed. */
