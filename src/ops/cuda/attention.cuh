@@ -23,6 +23,102 @@ static __device__ __forceinline__ void mma_16816(float c[4], uint32_t a0, uint32
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* ---- shared memory --------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* SIZE bytes (16 or 4) on their way into shared memory; zeros if they are not `there`. */
+template <int SIZE>
+static __device__ __forceinline__ void copy_async(void *to, const void *from, bool there)
+{
+    uint32_t at = shared_address(to), bytes = there ? SIZE : 0;
+    if (SIZE == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+                     "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
+                     : "memory");
+}
+
+static __device__ __forceinline__ void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits for this thread's groups of copies, but for the last N. */
+template <int N> static __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void ldmatrix(uint32_t r[4], const bf16 *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ldmatrix_transposed(uint32_t r[4], const bf16 *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/* Rows of D values in shared memory lie this far apart: no bank conflicts for ldmatrix. */
+template <int D> static constexpr __host__ __device__ int row_stride(void)
+{
+    return D + 8;
+}
+
+/*
+ * A chunk's keys or values of one kv head -> shared memory [CHUNK_KEYS][row_stride], by `threads`
+ * threads in whole warps. Zeros beyond head_dim and from key n_keys on, so that nothing the cache
+ * may hold there matters. heads: the kv head's rows in block 0; page: of lane l, the block of keys
+ * 16 (l % 4) to + 15.
+ */
+template <int D>
+static __device__ __forceinline__ void load_chunk(bf16 *to, const bf16 *heads, int64_t block_stride,
+                                                  int head_dim, int page, int n_keys, int thread,
+                                                  int threads)
+{
+    constexpr int UNITS = D / 8;
+    if (head_dim % 8 == 0) {
+#pragma unroll 8
+        for (int i = thread; i < CHUNK_KEYS * UNITS; i += threads) {
+            int key = i / UNITS, d = i % UNITS * 8;
+            int block = __shfl_sync(~0u, page, key / KV_BLOCK);
+            bool there = key < n_keys && d < head_dim;
+            const bf16 *from = heads + block * block_stride + key % KV_BLOCK * head_dim + d;
+            copy_async<16>(to + key * row_stride<D>() + d, there ? from : heads, there);
+        }
+        return;
+    }
+    for (int i = thread; i < CHUNK_KEYS * D / 2; i += threads) {
+        int key = i / (D / 2), d = i % (D / 2) * 2;
+        int block = __shfl_sync(~0u, page, key / KV_BLOCK);
+        bool there = key < n_keys && d < head_dim;
+        const bf16 *from = heads + block * block_stride + key % KV_BLOCK * head_dim + d;
+        copy_async<4>(to + key * row_stride<D>() + d, there ? from : heads, there);
+    }
+}
+
+/* The lane's page for load_chunk. */
+static __device__ __forceinline__ int chunk_page(const int32_t *table, int chunk, int n_keys)
+{
+    int key = chunk * CHUNK_KEYS + threadIdx.x % 4 * KV_BLOCK;
+    return key < n_keys ? table[key / KV_BLOCK] : 0;
+}
+
+/* ---- arithmetic ------------------------------------------------------------------------------ */
+
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 {
     __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
@@ -34,12 +130,68 @@ struct chunk {
     float max[2], sum[2];
 };
 
+/* s[m] += the part of q k of 16 dimensions from d on, for M tiles of 16 rows: a[m] is their A
+ * fragment. s begins at zero and d ascends. */
+template <int D, int M>
+static __device__ __forceinline__ void add_scores(float s[M][KEY_TILES][4], const uint32_t a[M][4],
+                                                  const bf16 *keys, int d)
+{
+    int lane = threadIdx.x % 32;
+    const bf16 *row = keys + (lane / 16 * 8 + lane % 8) * row_stride<D>() + lane / 8 % 2 * 8 + d;
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n += 2) {
+        uint32_t b[4];
+        ldmatrix(b, row + n * 8 * row_stride<D>());
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_16816(s[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
+            mma_16816(s[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+        }
+    }
+}
+
+/* o[m] = weights p[m] times the chunk's values, N tiles of 8 dimensions from d on. */
+template <int D, int M, int N>
+static __device__ __forceinline__ void
+weigh_values(float o[M][N][4], const uint32_t p[M][KEY_TILES / 2][4], const bf16 *values, int d)
+{
+    int lane = threadIdx.x % 32;
+    const bf16 *row = values + (lane / 8 % 2 * 8 + lane % 8) * row_stride<D>() + lane / 16 * 8 + d;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[m][n][i] = 0;
+#pragma unroll
+    for (int k = 0; k < KEY_TILES / 2; k++)
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            ldmatrix_transposed(b, row + k * 16 * row_stride<D>() + n * 8);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                const uint32_t *a = p[m][k];
+                mma_16816(o[m][n], a[0], a[1], a[2], a[3], b[0], b[1]);
+                mma_16816(o[m][n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+            }
+        }
+}
+
+/* The factor of scores before exp2. */
+static inline float attention_scale(int32_t head_dim)
+{
+    return (float)(1.4426950408889634 / sqrt((double)head_dim));
+}
+
 /*
  * Scores (q k, unscaled; scale holds head_dim^-0.5 log2 e) -> weights relative to the chunk's own
  * maximum, as the four A fragments p[i] of 16 keys each. n_keys[j]: how many of the chunk's keys
  * row g + 8 j sees; 0: none, its weights are zero and max is -infinity. Sums are of the weights as
  * rounded to bf16: two by two over ascending key tiles in a lane, then over the row's four lanes.
+ * MASKED: false if all rows see all keys, for speed.
  */
+template <bool MASKED = true>
 static __device__ __forceinline__ struct chunk
 chunk_weights(float s[KEY_TILES][4], float scale, const int n_keys[2], uint32_t p[KEY_TILES / 2][4])
 {
@@ -52,13 +204,15 @@ chunk_weights(float s[KEY_TILES][4], float scale, const int n_keys[2], uint32_t 
         for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                float v = 8 * n + 2 * t + i < n_keys[j] ? s[n][2 * j + i] * scale : -INFINITY;
+                float v = s[n][2 * j + i] * scale;
+                if (MASKED && 8 * n + 2 * t + i >= n_keys[j]) v = -INFINITY;
                 s[n][2 * j + i] = v;
                 max = fmaxf(max, v);
             }
         max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
         max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
-        float from = n_keys[j] > 0 ? max : 0.0f; /* a row without keys: exp2(-inf) = 0, not NaN */
+        float from =
+            !MASKED || n_keys[j] > 0 ? max : 0.0f; /* a row without keys: exp2(-inf) = 0, not NaN */
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
             uint32_t pair = pack_bf16(exp2f(s[n][2 * j] - from), exp2f(s[n][2 * j + 1] - from));
@@ -91,6 +245,13 @@ static __device__ __forceinline__ float merge_value(float running, float chunk, 
                                                     float add)
 {
     return fmaf(chunk, add, running * old);
+}
+
+/* A row's result for dimensions d, d + 1 of a head, into the layout of the next product. */
+static __device__ __forceinline__ void
+write_output(const struct act &out, int64_t token, int64_t column, float low, float high, float sum)
+{
+    *(uint32_t *)&out.data[act_at(out, token, column)] = pack_bf16(low / sum, high / sum);
 }
 
 #endif

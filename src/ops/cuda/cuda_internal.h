@@ -115,6 +115,8 @@ struct device_step {
     int32_t *seq_of;       /* which sequence a token belongs to */
     int32_t *block_tables; /* [n_seqs, max_blocks] */
     int32_t *logit_rows;   /* [n_logits] */
+    int32_t *tiles;        /* [n_tiles, 4], 16-byte aligned, and */
+    int32_t *singles;      /* [n_singles]: see attention_plan */
     float *rope;           /* [n_tokens, head_dim] */
 };
 
@@ -126,21 +128,31 @@ struct graph {
     int32_t max_blocks;
 };
 
+/* Attention's own: see attention.cu. */
+struct attention_memory {
+    int shared_limit;  /* bytes of shared memory that a block may have */
+    uint32_t *tickets; /* zero between launches */
+    float *scratch;    /* chunks of sequences that several blocks share */
+    int64_t scratch_floats;
+    int32_t n_tiles, n_singles; /* of this step; neither: every token by itself */
+};
+
 struct backend {
     struct shape shape;
     struct limits limits;
-    int device;
+    int device, capability; /* 10 major + minor */
     cudaStream_t stream;
     cudaError_t failed; /* the first failure; later work is skipped */
     const char *failed_at;
     struct matrix *matrices;
     struct vector *vectors;
-    bf16 *cache;        /* [n_layers][K, V][n_blocks][n_kv_heads][16][head_dim] */
-    float *x;           /* [max_tokens, hidden] */
-    bf16 *normed;       /* [max_tokens, hidden padded] */
-    float *qkv;         /* [max_tokens, (n_heads + 2 n_kv_heads) head_dim] */
-    bf16 *q;            /* [max_tokens, n_heads head_dim] */
-    bf16 *attn;         /* [max_tokens, n_heads head_dim padded] */
+    bf16 *cache;     /* [n_layers][K, V][n_blocks][n_kv_heads][16][head_dim] */
+    float *x;        /* [max_tokens, hidden] */
+    bf16 *normed;    /* [max_tokens, hidden padded] */
+    float *qkv;      /* [max_tokens, (n_heads + 2 n_kv_heads) head_dim] */
+    bf16 *q;         /* [max_tokens, n_heads head_dim] */
+    struct act attn; /* [max_tokens, n_heads head_dim padded] */
+    struct attention_memory attention;
     float *gate_up;     /* [max_tokens, 2 intermediate] */
     bf16 *act;          /* [max_tokens, intermediate padded] */
     float *logits;      /* [max_logits, vocab] */
@@ -159,7 +171,7 @@ enum { STAGING_BYTES = 32 << 20 };
 
 static inline int64_t padded_columns(int64_t columns)
 {
-    return (columns + K_STEP - 1) / K_STEP * K_STEP;
+    return (columns + K_UNIT - 1) / K_UNIT * K_UNIT;
 }
 
 /* Keeps the first error; true while all is well. */
@@ -185,6 +197,20 @@ void rows_silu_mul(struct backend *b, int32_t n);
 
 /* ---- attention.cu ---- */
 
+/* Bytes that attention_open will reserve. */
+size_t attention_bytes(const struct shape *shape, const struct limits *limits);
+/* Once shape, limits, device, capability and stream are set. attention_close: safe without open. */
+void attention_open(struct backend *b);
+void attention_close(struct backend *b);
+
+/* How a step is divided, into host->tiles and singles, which travel with the step's other numbers:
+ * tiles of the sequences with several tokens {first token, end, first row, keys}, rows being
+ * (token, head of the group) pairs, longest first; and the tokens of sequences with only one. */
+int32_t attention_max_tiles(const struct shape *shape, const struct limits *limits);
+void attention_plan(struct backend *b, const struct step *s, struct device_step *host);
+
+/* A step that is being recorded is divided token by token, whatever attention_plan said, so that
+ * it can be replayed for any step of as many tokens. */
 void attention_run(struct backend *b, const struct step *s, int32_t layer);
 
 /* This layer's keys (0) or values (1). */
