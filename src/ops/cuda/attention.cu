@@ -79,6 +79,22 @@ load_queries(uint32_t a[D / 16][4], const struct attention &p, const bf16 *row0,
     }
 }
 
+/* Row g + 8 j of a result: a token's head. */
+template <int D>
+static __device__ __forceinline__ void write_row(const struct attention &p, int token, int head,
+                                                 const float o[D / 8][4], int j, float sum)
+{
+    bf16 *to = p.out.data + act_token(p.out, token);
+    int first = head * p.head_dim, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        int d = 8 * n + 2 * t;
+        if (d < p.head_dim)
+            *(uint32_t *)(to + act_column(p.out, first + d)) =
+                pack_bf16(o[n][2 * j] / sum, o[n][2 * j + 1] / sum);
+    }
+}
+
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
 /* M tiles of 16 rows a warp. Queries stay in registers, or lie in shared memory if too many. */
@@ -212,10 +228,10 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS) tile_kernel(const stru
     auto load = [&](int c) {
         bf16 *to = buffers + c % p.stages * 2 * shape::CHUNK;
         int page = chunk_page(table, c, t.n_keys), left = t.n_keys - c * CHUNK_KEYS;
-        load_chunk<D>(to, p.keys + heads, p.block_stride, p.head_dim, page, left, threadIdx.x,
-                      32 * TILE_WARPS);
-        load_chunk<D>(to + shape::CHUNK, p.values + heads, p.block_stride, p.head_dim, page, left,
-                      threadIdx.x, 32 * TILE_WARPS);
+        load_chunk<D, 32 * TILE_WARPS>(to, p.keys + heads, p.block_stride, p.head_dim, page, left,
+                                       threadIdx.x);
+        load_chunk<D, 32 * TILE_WARPS>(to + shape::CHUNK, p.values + heads, p.block_stride,
+                                       p.head_dim, page, left, threadIdx.x);
     };
     wait_for_previous_kernel();
     bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * M * row_stride<D>();
@@ -263,14 +279,9 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS) tile_kernel(const stru
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int row = first + 16 * m + 8 * j + threadIdx.x % 32 / 4;
-            int64_t column = (int64_t)(kv_head * p.group + row % p.group) * p.head_dim;
-#pragma unroll
-            for (int n = 0; n < D / 8; n++) {
-                int d = 8 * n + threadIdx.x % 4 * 2;
-                if (row < end_row && d < p.head_dim)
-                    write_output(p.out, t.start + row / p.group, column + d, o[m][n][2 * j],
-                                 o[m][n][2 * j + 1], running_sum[m][j]);
-            }
+            if (row < end_row)
+                write_row<D>(p, t.start + row / p.group, kv_head * p.group + row % p.group, o[m], j,
+                             running_sum[m][j]);
         }
 }
 
@@ -314,9 +325,9 @@ static __device__ __forceinline__ struct share find_share(const struct attention
     return s;
 }
 
-/* The running result of the block's rows in shared memory, in a warp's fragment order. */
+/* The running result of the block's rows in shared memory. Its values, in a warp's fragment order,
+ * [2 halves of the rows][D / 8][32 lanes][2], begin the dynamic part. */
 struct running {
-    float *values; /* [D / 8][32 lanes][4] */
     float max[GROUP_ROWS], sum[GROUP_ROWS];
     int turn; /* the chunk that merges next */
 };
@@ -345,11 +356,11 @@ static __device__ __forceinline__ void store_slot(float *slot, int n_rows, const
  * on. */
 template <int D>
 static __device__ __forceinline__ void
-merge_in_turn(const struct attention &p, const struct share &s, struct running *run, int chunk,
-              const struct chunk &c, float o[D / 8][4])
+merge_in_turn(const struct attention &p, const struct share &s, struct running *run, float *values,
+              int chunk, struct chunk c, float o[D / 8][4])
 {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float max[2], sum[2], old[2], add[2];
+    bool last = chunk == s.end - 1;
     volatile int *turn = &run->turn;
     while (*turn != chunk) {
     }
@@ -358,44 +369,33 @@ merge_in_turn(const struct attention &p, const struct share &s, struct running *
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         int row = g + 8 * j;
-        max[j] = chunk ? run->max[row] : -INFINITY;
-        sum[j] = chunk ? run->sum[row] : 0;
-        merge_factors(&max[j], &sum[j], c.max[j], c.sum[j], &old[j], &add[j]);
-    }
-    __syncwarp();
-    bool last = chunk == s.end - 1;
+        if (8 * j >= s.n_rows) break;
+        float max = chunk ? run->max[row] : -INFINITY, sum = chunk ? run->sum[row] : 0, old, add;
+        merge_factors(&max, &sum, c.max[j], c.sum[j], &old, &add);
+        __syncwarp();
 #pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        float4 *at = (float4 *)&run->values[(n * 32 + lane) * 4];
-        float4 v = chunk ? *at : make_float4(0, 0, 0, 0);
-        v.x = merge_value(v.x, o[n][0], old[0], add[0]);
-        v.y = merge_value(v.y, o[n][1], old[0], add[0]);
-        v.z = merge_value(v.z, o[n][2], old[1], add[1]);
-        v.w = merge_value(v.w, o[n][3], old[1], add[1]);
-        if (!last) *at = v;
-        o[n][0] = v.x, o[n][1] = v.y, o[n][2] = v.z, o[n][3] = v.w;
+        for (int n = 0; n < D / 8; n++) {
+            float2 *at = (float2 *)&values[((j * (D / 8) + n) * 32 + lane) * 2];
+            float2 v = chunk ? *at : make_float2(0, 0);
+            v.x = o[n][2 * j] = merge_value(v.x, o[n][2 * j], old, add);
+            v.y = o[n][2 * j + 1] = merge_value(v.y, o[n][2 * j + 1], old, add);
+            if (!last) *at = v;
+        }
+        if (t == 0) run->max[row] = max, run->sum[row] = sum;
+        c.max[j] = max, c.sum[j] = sum;
     }
     if (!last) {
-        for (int j = 0; j < 2 && t == 0; j++)
-            run->max[g + 8 * j] = max[j], run->sum[g + 8 * j] = sum[j];
         __threadfence_block();
         __syncwarp();
         if (lane == 0) *turn = chunk + 1;
-        return;
-    }
-    if (s.slots) {
-        store_slot<D>(s.slots, s.n_rows, o, max, sum);
-        return;
-    }
+    } else if (s.slots) {
+        store_slot<D>(s.slots, s.n_rows, o, c.max, c.sum);
+    } else {
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            int d = 8 * n + 2 * t;
-            if (g + 8 * j < s.n_rows && d < p.head_dim)
-                write_output(p.out, s.token, (int64_t)(s.first_head + g + 8 * j) * p.head_dim + d,
-                             o[n][2 * j], o[n][2 * j + 1], sum[j]);
-        }
+        for (int j = 0; j < 2; j++)
+            if (g + 8 * j < s.n_rows)
+                write_row<D>(p, s.token, s.first_head + g + 8 * j, o, j, c.sum[j]);
+    }
 }
 
 /* For each of n slots and each row, what merge_factors would give: prefix maxima, by a warp a row.
@@ -428,10 +428,10 @@ static __device__ __forceinline__ void slot_factors(const float *slots, int64_t 
 /* The last block to arrive merges a sequence's slots, as many at a time as shared memory holds. */
 template <int D>
 static __device__ void merge_slots(const struct attention &p, const struct share &s,
-                                   struct running *run, float *memory, int n_slots)
+                                   struct running *run, float *result, float *memory, int n_slots)
 {
     int n_rows = s.n_rows, slot_floats = (int)p.slot_floats, units = n_rows * D / 4;
-    float4 *values = (float4 *)run->values; /* [n_rows][D] now */
+    float4 *values = (float4 *)result; /* [n_rows][D] now */
     __shared__ float sums[2][GROUP_ROWS];
     int at_once = p.shared_floats / (slot_floats + 2 * n_rows);
     if (threadIdx.x < n_rows) run->max[threadIdx.x] = -INFINITY, sums[0][threadIdx.x] = 0;
@@ -467,9 +467,12 @@ static __device__ void merge_slots(const struct attention &p, const struct share
                 if (d == 0) sums[odd ^ 1][row] = sum;
                 continue;
             }
-            int64_t column = (int64_t)(s.first_head + row) * p.head_dim + d;
-            if (d < p.head_dim) write_output(p.out, s.token, column, v.x, v.y, sum);
-            if (d + 2 < p.head_dim) write_output(p.out, s.token, column + 2, v.z, v.w, sum);
+            bf16 *to = p.out.data + act_token(p.out, s.token);
+            int column = (s.first_head + row) * p.head_dim + d;
+            if (d < p.head_dim)
+                *(uint32_t *)(to + act_column(p.out, column)) = pack_bf16(v.x / sum, v.y / sum);
+            if (d + 2 < p.head_dim)
+                *(uint32_t *)(to + act_column(p.out, column + 2)) = pack_bf16(v.z / sum, v.w / sum);
         }
     }
 }
@@ -509,12 +512,12 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
          *values = keys + CHUNK;
     auto load = [&](bf16 *to, const bf16 *from, int chunk, int page) {
         if (chunk < s.end)
-            load_chunk<D>(to, from + heads, p.block_stride, p.head_dim, page,
-                          s.n_keys - chunk * CHUNK_KEYS, lane, 32);
+            load_chunk<D, 32>(to, from + heads, p.block_stride, p.head_dim, page,
+                              s.n_keys - chunk * CHUNK_KEYS, lane);
         copy_commit();
     };
     int chunk = s.begin + warp, page = chunk_page(table, chunk, s.n_keys);
-    if (threadIdx.x == 0) run.turn = s.begin, run.values = (float *)memory;
+    if (threadIdx.x == 0) run.turn = s.begin;
     __syncthreads();
     wait_for_previous_kernel();
     load(keys, p.keys, chunk, page);
@@ -537,7 +540,9 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
         load(keys, p.keys, chunk + warps, page);
         int n = min(s.n_keys - chunk * CHUNK_KEYS, (int)CHUNK_KEYS), n_keys[2] = {n, n};
         uint32_t weights[1][KEY_TILES / 2][4];
-        struct chunk c = chunk_weights(scores[0], p.scale, n_keys, weights[0]);
+        struct chunk c = s.n_rows > 8
+                             ? chunk_weights(scores[0], p.scale, n_keys, weights[0])
+                             : chunk_weights<true, 1>(scores[0], p.scale, n_keys, weights[0]);
         copy_wait<1>();
         __syncwarp();
         float o[1][D / 8][4];
@@ -545,7 +550,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
         __syncwarp();
         load(values, p.values, chunk + warps, page);
         if (blockIdx.z == 0)
-            merge_in_turn<D>(p, s, &run, chunk, c, o[0]);
+            merge_in_turn<D>(p, s, &run, (float *)memory, chunk, c, o[0]);
         else
             store_slot<D>(s.slots + (1 + chunk - s.after) * p.slot_floats, s.n_rows, o[0], c.max,
                           c.sum);
@@ -553,7 +558,8 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
     copy_wait<0>();
     if (s.slots && last_to_arrive(p.tickets + blockIdx.x * gridDim.y + blockIdx.y, s.n_active)) {
         int n_chunks = (s.n_keys + CHUNK_KEYS - 1) / CHUNK_KEYS;
-        merge_slots<D>(p, s, &run, (float *)memory + GROUP_ROWS * D, 1 + n_chunks - s.after);
+        merge_slots<D>(p, s, &run, (float *)memory, (float *)memory + GROUP_ROWS * D,
+                       1 + n_chunks - s.after);
     }
 }
 

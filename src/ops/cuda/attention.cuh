@@ -78,35 +78,60 @@ template <int D> static constexpr __host__ __device__ int row_stride(void)
     return D + 8;
 }
 
+/* Where a thread finds its first 16 bytes of a chunk when whole rows are a warp's work. */
+template <int D, int THREADS> struct chunk_copy {
+    static constexpr int UNITS = D / 8;
+    static constexpr bool EVEN = THREADS % UNITS == 0 && THREADS / UNITS <= KV_BLOCK;
+    static constexpr int ROWS = EVEN ? THREADS / UNITS : 1; /* rows at a time */
+};
+
+/* The common case: no padding, rows that divide evenly. */
+template <int D, int THREADS, bool MASKED>
+static __device__ __forceinline__ void
+load_even_chunk(bf16 *to, const bf16 *heads, int64_t block_stride, int page, int n_keys, int thread)
+{
+    typedef chunk_copy<D, THREADS> copy;
+    int key = thread / copy::UNITS, d = thread % copy::UNITS * 8;
+    heads += key * D + d;
+    to += key * row_stride<D>() + d;
+#pragma unroll
+    for (int b = 0; b < CHUNK_KEYS / KV_BLOCK; b++) {
+        const bf16 *from = heads + __shfl_sync(~0u, page, b) * block_stride;
+#pragma unroll
+        for (int i = 0; i < KV_BLOCK; i += copy::ROWS) {
+            int row = b * KV_BLOCK + i;
+            copy_async<16>(to + row * row_stride<D>(), from + i * D, !MASKED || row + key < n_keys);
+        }
+    }
+}
+
 /*
- * A chunk's keys or values of one kv head -> shared memory [CHUNK_KEYS][row_stride], by `threads`
+ * A chunk's keys or values of one kv head -> shared memory [CHUNK_KEYS][row_stride], by THREADS
  * threads in whole warps. Zeros beyond head_dim and from key n_keys on, so that nothing the cache
  * may hold there matters. heads: the kv head's rows in block 0; page: of lane l, the block of keys
- * 16 (l % 4) to + 15.
+ * 16 (l % 4) to + 15, or any number that is a block's.
  */
-template <int D>
+template <int D, int THREADS>
 static __device__ __forceinline__ void load_chunk(bf16 *to, const bf16 *heads, int64_t block_stride,
-                                                  int head_dim, int page, int n_keys, int thread,
-                                                  int threads)
+                                                  int head_dim, int page, int n_keys, int thread)
 {
-    constexpr int UNITS = D / 8;
-    if (head_dim % 8 == 0) {
-#pragma unroll 8
-        for (int i = thread; i < CHUNK_KEYS * UNITS; i += threads) {
-            int key = i / UNITS, d = i % UNITS * 8;
-            int block = __shfl_sync(~0u, page, key / KV_BLOCK);
-            bool there = key < n_keys && d < head_dim;
-            const bf16 *from = heads + block * block_stride + key % KV_BLOCK * head_dim + d;
-            copy_async<16>(to + key * row_stride<D>() + d, there ? from : heads, there);
-        }
+    if (chunk_copy<D, THREADS>::EVEN && head_dim == D) {
+        if (n_keys >= CHUNK_KEYS)
+            load_even_chunk<D, THREADS, false>(to, heads, block_stride, page, n_keys, thread);
+        else
+            load_even_chunk<D, THREADS, true>(to, heads, block_stride, page, n_keys, thread);
         return;
     }
-    for (int i = thread; i < CHUNK_KEYS * D / 2; i += threads) {
-        int key = i / (D / 2), d = i % (D / 2) * 2;
+    int size = head_dim % 8 == 0 ? 8 : 2, units = D / size;
+    for (int i = thread; i < CHUNK_KEYS * units; i += THREADS) {
+        int key = i / units, d = i % units * size;
         int block = __shfl_sync(~0u, page, key / KV_BLOCK);
         bool there = key < n_keys && d < head_dim;
         const bf16 *from = heads + block * block_stride + key % KV_BLOCK * head_dim + d;
-        copy_async<4>(to + key * row_stride<D>() + d, there ? from : heads, there);
+        if (size == 8)
+            copy_async<16>(to + key * row_stride<D>() + d, there ? from : heads, there);
+        else
+            copy_async<4>(to + key * row_stride<D>() + d, there ? from : heads, there);
     }
 }
 
@@ -189,16 +214,16 @@ static inline float attention_scale(int32_t head_dim)
  * maximum, as the four A fragments p[i] of 16 keys each. n_keys[j]: how many of the chunk's keys
  * row g + 8 j sees; 0: none, its weights are zero and max is -infinity. Sums are of the weights as
  * rounded to bf16: two by two over ascending key tiles in a lane, then over the row's four lanes.
- * MASKED: false if all rows see all keys, for speed.
+ * For speed, MASKED: false if all rows see all keys; HALVES: 1 if there are but 8 rows.
  */
-template <bool MASKED = true>
+template <bool MASKED = true, int HALVES = 2>
 static __device__ __forceinline__ struct chunk
 chunk_weights(float s[KEY_TILES][4], float scale, const int n_keys[2], uint32_t p[KEY_TILES / 2][4])
 {
     struct chunk c;
     int t = threadIdx.x % 4;
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < HALVES; j++) {
         float max = -INFINITY, sum = 0;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++)
@@ -226,6 +251,8 @@ chunk_weights(float s[KEY_TILES][4], float scale, const int n_keys[2], uint32_t 
         c.max[j] = max;
         c.sum[j] = sum;
     }
+#pragma unroll
+    for (int n = 0; n < KEY_TILES && HALVES == 1; n++) p[n / 2][n % 2 * 2 + 1] = 0;
     return c;
 }
 
@@ -247,11 +274,19 @@ static __device__ __forceinline__ float merge_value(float running, float chunk, 
     return fmaf(chunk, add, running * old);
 }
 
-/* A row's result for dimensions d, d + 1 of a head, into the layout of the next product. */
-static __device__ __forceinline__ void
-write_output(const struct act &out, int64_t token, int64_t column, float low, float high, float sum)
+/* act_at of a row's columns from an even one on: act_at(a, token, column) = token's + column's. */
+static __device__ __forceinline__ int64_t act_token(const struct act &a, unsigned token)
 {
-    *(uint32_t *)&out.data[act_at(out, token, column)] = pack_bf16(low / sum, high / sum);
+    return a.cores ? (int64_t)(token / 8) * 512 + token % 8 * 8
+                   : (int64_t)(token / 8) * (int)(a.padded / 32) * 256 + token % 8 * 32;
+}
+
+static __device__ __forceinline__ int64_t act_column(const struct act &a, unsigned column)
+{
+    if (a.cores)
+        return (int64_t)(column / 64) * ((int)a.capacity * 64) + column % 64 / 8 * 64 + column % 8;
+    return column / 32 * 256 + column % 8 / 2 * 8 + column % 32 / 16 * 4 + column % 16 / 8 * 2 +
+           column % 2;
 }
 
 #endif
