@@ -9,8 +9,6 @@
 #include "ops/cuda/attention.cuh"
 
 enum {
-    TILE_WARPS = 4,
-    TILE_M = 2, /* tiles of 16 rows a warp, for head dimensions up to 128 */
     MAX_WARPS = 8,
     SPLIT_BLOCKS = 264, /* as many blocks as several share a sequence for */
     SCRATCH_LIMIT = 64 << 20,
@@ -97,192 +95,154 @@ static __device__ __forceinline__ void write_row(const struct attention &p, int 
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
-/* M tiles of 16 rows a warp. Queries stay in registers, or lie in shared memory if too many. */
-template <int D, int M> struct tile_shape {
-    static constexpr int ROWS = 16 * M * TILE_WARPS;
-    static constexpr bool SHARED_Q = D * M > 128;
-    static constexpr int SLICE = D % 64 == 0 && M == 1 ? 64 : D % 32 == 0 ? 32 : 16;
+/* A warp has 16 rows. Its queries stay in registers, or lie in shared memory if too many. */
+template <int D> struct tile_shape {
+    static constexpr int WARPS = D > 128 ? 4 : 6;
+    static constexpr int ROWS = 16 * WARPS;
+    static constexpr bool SHARED_Q = D > 128;
+    static constexpr int SLICE = D % 32 == 0 ? 32 : 16; /* dimensions at a time */
     static constexpr int CHUNK = CHUNK_KEYS * (D + 8);
     static constexpr int Q = SHARED_Q ? ROWS * (D + 8) : 0;
 };
 
-/* What a lane of the tile kernel knows of its rows, g + 8 j of each of the warp's M tiles. */
-template <int M> struct tile_rows {
-    int visible[M][2]; /* keys that the row sees; 0: no row */
-    int least, most;   /* of them, over the warp */
+/* What a lane of the tile kernel knows of its rows, g and g + 8 of the warp's. */
+struct tile_rows {
+    int visible[2];  /* keys that the row sees; 0: no row */
+    int least, most; /* of them, over the warp */
 };
 
-template <int M>
-static __device__ __forceinline__ struct tile_rows<M> find_rows(const struct attention &p,
-                                                                int start, int first, int end_row) {
-    struct tile_rows<M> r;
-    r.least = INT_MAX;
-    r.most = 0;
+static __device__ __forceinline__ struct tile_rows find_rows(const struct attention &p, int start,
+                                                             int first, int end_row)
+{
+    struct tile_rows r;
 #pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            int row = first + 16 * m + 8 * j + threadIdx.x % 32 / 4;
-            r.visible[m][j] = row < end_row ? p.positions[start + row / p.group] + 1 : 0;
-            r.least = min(r.least, r.visible[m][j]);
-            r.most = max(r.most, r.visible[m][j]);
-        }
-    r.least = __reduce_min_sync(~0u, r.least);
-    r.most = __reduce_max_sync(~0u, r.most);
+    for (int j = 0; j < 2; j++) {
+        int row = first + 8 * j + threadIdx.x % 32 / 4;
+        r.visible[j] = row < end_row ? p.positions[start + row / p.group] + 1 : 0;
+    }
+    r.least = __reduce_min_sync(~0u, min(r.visible[0], r.visible[1]));
+    r.most = __reduce_max_sync(~0u, max(r.visible[0], r.visible[1]));
     return r;
 }
 
-/* The warp's query rows -> shared memory. */
-template <int D>
-static __device__ __forceinline__ void stage_queries(bf16 *to, const struct attention &p, int start,
-                                                     int first, int n_rows, int end_row)
+/* A row of a sequence's queries; NULL: none. */
+static __device__ __forceinline__ const bf16 *query_row(const struct attention &p, int start,
+                                                        int row, int end_row)
 {
-    int size = p.head_dim % 8 == 0 ? 8 : 2, units = D / size;
-    for (int i = threadIdx.x % 32; i < n_rows * units; i += 32) {
-        int r = i / units, row = first + r, d = i % units * size;
-        bool there = row < end_row && d < p.head_dim;
-        int64_t at =
-            ((int64_t)(start + row / p.group) * p.n_heads + blockIdx.x * p.group + row % p.group) *
-                p.head_dim +
-            d;
-        if (size == 8)
-            copy_async<16>(to + r * row_stride<D>() + d, p.q + (there ? at : 0), there);
-        else
-            copy_async<4>(to + r * row_stride<D>() + d, p.q + (there ? at : 0), there);
-    }
+    int64_t at =
+        (int64_t)(start + row / p.group) * p.n_heads + blockIdx.x * p.group + row % p.group;
+    return row < end_row ? p.q + at * p.head_dim : NULL;
 }
 
 /* Takes one chunk into the running results of a warp's rows. */
-template <int D, int M>
+template <int D>
 static __device__ __forceinline__ void
-take_chunk(const struct attention &p, const struct tile_rows<M> &rows, int first_key,
-           const uint32_t (*q)[M][4], const bf16 *shared_q, const bf16 *keys, const bf16 *values,
-           float running_max[M][2], float running_sum[M][2], float o[M][D / 8][4])
+take_chunk(const struct attention &p, const struct tile_rows &rows, int first_key,
+           const uint32_t (*q)[4], const bf16 *shared_q, const bf16 *keys, const bf16 *values,
+           float running_max[2], float running_sum[2], float o[D / 8][4])
 {
-    constexpr int SLICE = tile_shape<D, M>::SLICE;
-    float s[M][KEY_TILES][4] = {}, old[M][2], add[M][2];
-    uint32_t weights[M][KEY_TILES / 2][4];
-    int lane = threadIdx.x % 32;
+    constexpr int SLICE = tile_shape<D>::SLICE;
+    float s[KEY_TILES][4] = {}, old[2], add[2];
+    uint32_t weights[KEY_TILES / 2][4];
+    struct chunk c;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        if (tile_shape<D, M>::SHARED_Q) {
-            uint32_t a[M][4];
-#pragma unroll
-            for (int m = 0; m < M; m++)
-                ldmatrix(a[m], shared_q + (16 * m + lane % 16) * row_stride<D>() + 16 * k +
-                                   lane / 16 * 8);
-            add_scores<D, M>(s, a, keys, 16 * k);
+        if (tile_shape<D>::SHARED_Q) {
+            uint32_t a[4];
+            ldmatrix(a, shared_q + threadIdx.x % 16 * row_stride<D>() + 16 * k +
+                            threadIdx.x % 32 / 16 * 8);
+            add_scores<D>(s, a, keys, 16 * k);
         } else {
-            add_scores<D, M>(s, q[k], keys, 16 * k);
+            add_scores<D>(s, q[k], keys, 16 * k);
         }
     }
+    int n_keys[2] = {max(rows.visible[0] - first_key, 0), max(rows.visible[1] - first_key, 0)};
+    if (rows.least >= first_key + CHUNK_KEYS)
+        c = chunk_weights<false>(s, p.scale, n_keys, weights);
+    else
+        c = chunk_weights(s, p.scale, n_keys, weights);
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        struct chunk c;
-        if (rows.least >= first_key + CHUNK_KEYS) {
-            const int all[2] = {CHUNK_KEYS, CHUNK_KEYS};
-            c = chunk_weights<false>(s[m], p.scale, all, weights[m]);
-        } else {
-            int n_keys[2] = {max(rows.visible[m][0] - first_key, 0),
-                             max(rows.visible[m][1] - first_key, 0)};
-            c = chunk_weights(s[m], p.scale, n_keys, weights[m]);
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            merge_factors(&running_max[m][j], &running_sum[m][j], c.max[j], c.sum[j], &old[m][j],
-                          &add[m][j]);
-    }
+    for (int j = 0; j < 2; j++)
+        merge_factors(&running_max[j], &running_sum[j], c.max[j], c.sum[j], &old[j], &add[j]);
 #pragma unroll
     for (int d = 0; d < D; d += SLICE) {
-        float part[M][SLICE / 8][4];
-        weigh_values<D, M, SLICE / 8>(part, weights, values, d);
+        float part[SLICE / 8][4];
+        weigh_values<D, SLICE / 8>(part, weights, values, d);
 #pragma unroll
-        for (int m = 0; m < M; m++)
+        for (int n = 0; n < SLICE / 8; n++)
 #pragma unroll
-            for (int n = 0; n < SLICE / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float &v = o[m][d / 8 + n][i];
-                    v = merge_value(v, part[m][n][i], old[m][i / 2], add[m][i / 2]);
-                }
+            for (int i = 0; i < 4; i++) {
+                float &v = o[d / 8 + n][i];
+                v = merge_value(v, part[n][i], old[i / 2], add[i / 2]);
+            }
     }
 }
 
 /* Grid: kv heads, tiles. */
-template <int D, int M>
-static __global__ void __launch_bounds__(32 * TILE_WARPS) tile_kernel(const struct attention p)
+template <int D>
+static __global__ void __launch_bounds__(32 * tile_shape<D>::WARPS, D > 128 ? 1 : 2)
+    tile_kernel(const struct attention p)
 {
-    typedef tile_shape<D, M> shape;
+    typedef tile_shape<D> shape;
+    constexpr int THREADS = 32 * shape::WARPS;
     extern __shared__ uint4 memory[];
     bf16 *buffers = (bf16 *)memory;
-    int warp = threadIdx.x / 32, kv_head = blockIdx.x;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = blockIdx.x;
     launch_next_kernel();
     /* The step's numbers came by a copy before its first kernel: no need to wait for them. */
     struct tile t = p.tiles[blockIdx.y];
-    int end_row = (t.end - t.start) * p.group, first = t.row + 16 * M * warp;
+    int end_row = (t.end - t.start) * p.group, first = t.row + 16 * warp;
     int n_chunks = (t.n_keys + CHUNK_KEYS - 1) / CHUNK_KEYS;
     const int32_t *table = p.block_tables + (int64_t)p.seq_of[t.start] * p.max_blocks;
     int64_t heads = (int64_t)kv_head * KV_BLOCK * p.head_dim;
-    struct tile_rows<M> rows = find_rows<M>(p, t.start, first, end_row);
+    struct tile_rows rows = find_rows(p, t.start, first, end_row);
+    const bf16 *from[2] = {query_row(p, t.start, first + lane / 4, end_row),
+                           query_row(p, t.start, first + lane / 4 + 8, end_row)};
 
-    auto load = [&](int c) {
-        bf16 *to = buffers + c % p.stages * 2 * shape::CHUNK;
+    auto load = [&](int c, bf16 *to) {
         int page = chunk_page(table, c, t.n_keys), left = t.n_keys - c * CHUNK_KEYS;
-        load_chunk<D, 32 * TILE_WARPS>(to, p.keys + heads, p.block_stride, p.head_dim, page, left,
-                                       threadIdx.x);
-        load_chunk<D, 32 * TILE_WARPS>(to + shape::CHUNK, p.values + heads, p.block_stride,
-                                       p.head_dim, page, left, threadIdx.x);
+        load_chunk<D, THREADS>(to, p.keys + heads, p.block_stride, p.head_dim, page, left,
+                               threadIdx.x);
+        load_chunk<D, THREADS>(to + shape::CHUNK, p.values + heads, p.block_stride, p.head_dim,
+                               page, left, threadIdx.x);
     };
     wait_for_previous_kernel();
-    bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * M * row_stride<D>();
-    uint32_t q[shape::SHARED_Q ? 1 : D / 16][M][4];
-    if constexpr (shape::SHARED_Q) {
-        stage_queries<D>(shared_q, p, t.start, first, 16 * M, end_row);
-    } else {
+    bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * row_stride<D>();
+    uint32_t q[D / 16][4];
+    load_queries<D>(q, p, from[0], from[1]);
+    if (shape::SHARED_Q) {
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            uint32_t a[D / 16][4];
-            const bf16 *from[2];
-            for (int j = 0; j < 2; j++) {
-                int row = first + 16 * m + 8 * j + threadIdx.x % 32 / 4;
-                int64_t at = (int64_t)(t.start + row / p.group) * p.n_heads + kv_head * p.group +
-                             row % p.group;
-                from[j] = row < end_row ? p.q + at * p.head_dim : NULL;
-            }
-            load_queries<D>(a, p, from[0], from[1]);
+        for (int k = 0; k < D / 16; k++)
 #pragma unroll
-            for (int k = 0; k < D / 16; k++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) q[k][m][i] = a[k][i];
-        }
+            for (int i = 0; i < 4; i++)
+                *(uint32_t *)(shared_q + (lane / 4 + i % 2 * 8) * row_stride<D>() + 16 * k +
+                              i / 2 * 8 + lane % 4 * 2) = q[k][i];
     }
-    if (p.stages > 1) load(0);
-    float o[M][D / 8][4] = {}, running_max[M][2], running_sum[M][2] = {};
-#pragma unroll
-    for (int m = 0; m < M; m++) running_max[m][0] = running_max[m][1] = -INFINITY;
+    int ahead = p.stages > 1 ? 2 * shape::CHUNK : 0, at = 0;
+    if (ahead) load(0, buffers);
+    float o[D / 8][4] = {}, running_max[2] = {-INFINITY, -INFINITY}, running_sum[2] = {};
     for (int c = 0; c < n_chunks; c++) {
-        if (p.stages == 1) {
+        if (!ahead) {
             __syncthreads();
-            load(c);
+            load(c, buffers);
         }
         copy_commit();
         copy_wait<0>();
         __syncthreads();
-        if (p.stages > 1 && c + 1 < n_chunks) load(c + 1);
-        const bf16 *keys = buffers + c % p.stages * 2 * shape::CHUNK;
+        const bf16 *keys = buffers + at;
+        at = ahead - at;
+        if (ahead && c + 1 < n_chunks) load(c + 1, buffers + at);
         if (rows.most > c * CHUNK_KEYS)
-            take_chunk<D, M>(p, rows, c * CHUNK_KEYS, q, shared_q, keys, keys + shape::CHUNK,
-                             running_max, running_sum, o);
+            take_chunk<D>(p, rows, c * CHUNK_KEYS, q, shared_q, keys, keys + shape::CHUNK,
+                          running_max, running_sum, o);
     }
 #pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            int row = first + 16 * m + 8 * j + threadIdx.x % 32 / 4;
-            if (row < end_row)
-                write_row<D>(p, t.start + row / p.group, kv_head * p.group + row % p.group, o[m], j,
-                             running_sum[m][j]);
-        }
+    for (int j = 0; j < 2; j++) {
+        int row = first + 8 * j + lane / 4;
+        if (row < end_row)
+            write_row<D>(p, t.start + row / p.group, kv_head * p.group + row % p.group, o, j,
+                         running_sum[j]);
+    }
 }
 
 /* ---- single tokens --------------------------------------------------------------------------- */
@@ -290,7 +250,9 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS) tile_kernel(const stru
 /* A block's part in one token and up to 16 heads of one group. */
 struct share {
     int token, first_head, n_rows;
-    int n_keys, n_active;  /* blocks that share the sequence */
+    int n_keys;
+    int split, n_active;   /* of the blocks that share the sequence */
+    int item;              /* token and heads, counted over the grid */
     int begin, end, after; /* chunks: own; those that have a slot begin with `after` */
     float *slots;          /* [1 + n_chunks - after][slot_floats], or NULL */
 };
@@ -303,14 +265,17 @@ struct share {
 static __device__ __forceinline__ struct share find_share(const struct attention &p)
 {
     struct share s;
-    int tiles = (p.group + GROUP_ROWS - 1) / GROUP_ROWS, kv_head = blockIdx.y / tiles,
-        tile = blockIdx.y % tiles, split = blockIdx.z;
+    int tile = blockIdx.z, split = 0;
+    if (p.n_splits > 1) split = tile % p.n_splits, tile /= p.n_splits;
     s.token = p.singles ? p.singles[blockIdx.x] : blockIdx.x;
-    s.first_head = kv_head * p.group + tile * GROUP_ROWS;
+    s.first_head = blockIdx.y * p.group + tile * GROUP_ROWS;
     s.n_rows = min(GROUP_ROWS, p.group - tile * GROUP_ROWS);
     s.n_keys = p.positions[s.token] + 1;
+    s.split = split;
+    s.item = (tile * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     int n_chunks = (s.n_keys + CHUNK_KEYS - 1) / CHUNK_KEYS;
-    s.n_active = min(p.n_splits, (n_chunks + p.split_chunks - 1) / p.split_chunks);
+    s.n_active =
+        p.n_splits == 1 ? 1 : min(p.n_splits, (n_chunks + p.split_chunks - 1) / p.split_chunks);
     s.begin = 0;
     s.end = s.after = n_chunks;
     s.slots = NULL;
@@ -321,7 +286,7 @@ static __device__ __forceinline__ struct share find_share(const struct attention
         s.begin = s.after + rest * (split - 1) / others, s.end = s.after + rest * split / others;
     else if (split == 0)
         s.end = s.after;
-    s.slots = p.scratch + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * p.slots * p.slot_floats;
+    s.slots = p.scratch + (int64_t)s.item * p.slots * p.slot_floats;
     return s;
 }
 
@@ -492,7 +457,7 @@ static __device__ bool last_to_arrive(uint32_t *ticket, int n_active)
     return last;
 }
 
-/* Grid: tokens, kv heads times tiles of 16 heads of a group, blocks that may share a sequence. */
+/* Grid: tokens, kv heads, tiles of 16 heads of a group times blocks that may share a sequence. */
 template <int D>
 static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const struct attention p)
 {
@@ -502,11 +467,11 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     launch_next_kernel();
     struct share s = find_share(p);
-    if ((int)blockIdx.z >= s.n_active) {
+    if (s.split >= s.n_active) {
         wait_for_previous_kernel();
         return;
     }
-    int64_t heads = (int64_t)(s.first_head / p.group) * KV_BLOCK * p.head_dim;
+    int64_t heads = (int64_t)blockIdx.y * KV_BLOCK * p.head_dim;
     const int32_t *table = p.block_tables + (int64_t)p.seq_of[s.token] * p.max_blocks;
     bf16 *keys = (bf16 *)((float *)memory + GROUP_ROWS * D) + warp * 2 * CHUNK,
          *values = keys + CHUNK;
@@ -522,41 +487,45 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
     wait_for_previous_kernel();
     load(keys, p.keys, chunk, page);
     load(values, p.values, chunk, page);
-    uint32_t q[D / 16][1][4];
+    uint32_t q[D / 16][4];
     {
         const bf16 *row =
             p.q + ((int64_t)s.token * p.n_heads + s.first_head + lane / 4) * p.head_dim;
-        load_queries<D>((uint32_t(*)[4])q, p, lane / 4 < s.n_rows ? row : NULL,
+        load_queries<D>(q, p, lane / 4 < s.n_rows ? row : NULL,
                         lane / 4 + 8 < s.n_rows ? row + 8 * p.head_dim : NULL);
     }
     for (; chunk < s.end; chunk += warps) {
         page = chunk_page(table, chunk + warps, s.n_keys);
-        float scores[1][KEY_TILES][4] = {};
+        float scores[KEY_TILES][4] = {};
         copy_wait<1>();
         __syncwarp();
 #pragma unroll
-        for (int k = 0; k < D / 16; k++) add_scores<D, 1>(scores, q[k], keys, 16 * k);
+        for (int k = 0; k < D / 16; k++) add_scores<D>(scores, q[k], keys, 16 * k);
         __syncwarp();
         load(keys, p.keys, chunk + warps, page);
         int n = min(s.n_keys - chunk * CHUNK_KEYS, (int)CHUNK_KEYS), n_keys[2] = {n, n};
-        uint32_t weights[1][KEY_TILES / 2][4];
-        struct chunk c = s.n_rows > 8
-                             ? chunk_weights(scores[0], p.scale, n_keys, weights[0])
-                             : chunk_weights<true, 1>(scores[0], p.scale, n_keys, weights[0]);
+        uint32_t weights[KEY_TILES / 2][4];
+        struct chunk c;
+        if (s.n_rows > 8)
+            c = chunk_weights(scores, p.scale, n_keys, weights);
+        else if (n < CHUNK_KEYS)
+            c = chunk_weights<true, 1>(scores, p.scale, n_keys, weights);
+        else
+            c = chunk_weights<false, 1>(scores, p.scale, n_keys, weights);
         copy_wait<1>();
         __syncwarp();
-        float o[1][D / 8][4];
-        weigh_values<D, 1, D / 8>(o, weights, values, 0);
+        float o[D / 8][4];
+        weigh_values<D, D / 8>(o, weights, values, 0);
         __syncwarp();
         load(values, p.values, chunk + warps, page);
-        if (blockIdx.z == 0)
-            merge_in_turn<D>(p, s, &run, (float *)memory, chunk, c, o[0]);
+        if (s.split == 0)
+            merge_in_turn<D>(p, s, &run, (float *)memory, chunk, c, o);
         else
-            store_slot<D>(s.slots + (1 + chunk - s.after) * p.slot_floats, s.n_rows, o[0], c.max,
+            store_slot<D>(s.slots + (1 + chunk - s.after) * p.slot_floats, s.n_rows, o, c.max,
                           c.sum);
     }
     copy_wait<0>();
-    if (s.slots && last_to_arrive(p.tickets + blockIdx.x * gridDim.y + blockIdx.y, s.n_active)) {
+    if (s.slots && last_to_arrive(p.tickets + s.item, s.n_active)) {
         int n_chunks = (s.n_keys + CHUNK_KEYS - 1) / CHUNK_KEYS;
         merge_slots<D>(p, s, &run, (float *)memory, (float *)memory + GROUP_ROWS * D,
                        1 + n_chunks - s.after);
@@ -568,16 +537,16 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
 struct variant {
     int d;
     void (*tile)(const struct attention), (*single)(const struct attention);
-    int tile_rows, tile_q, chunk; /* bytes of shared memory: queries; a chunk's keys and values */
+    int tile_warps, tile_q, chunk; /* bytes of shared memory: queries; a chunk's keys and values */
 };
 
-template <int D, int M> static struct variant variant_of(void)
+template <int D> static struct variant variant_of(void)
 {
-    typedef tile_shape<D, M> shape;
+    typedef tile_shape<D> shape;
     return {D,
-            tile_kernel<D, M>,
+            tile_kernel<D>,
             single_kernel<D>,
-            shape::ROWS,
+            shape::WARPS,
             shape::Q * (int)sizeof(bf16),
             2 * shape::CHUNK * (int)sizeof(bf16)};
 }
@@ -585,19 +554,19 @@ template <int D, int M> static struct variant variant_of(void)
 static struct variant find_variant(const struct shape *shape)
 {
     int d = shape->head_dim;
-    return d <= 16    ? variant_of<16, TILE_M>()
-           : d <= 32  ? variant_of<32, TILE_M>()
-           : d <= 64  ? variant_of<64, TILE_M>()
-           : d <= 80  ? variant_of<80, TILE_M>()
-           : d <= 96  ? variant_of<96, TILE_M>()
-           : d <= 128 ? variant_of<128, TILE_M>()
-                      : variant_of<256, 1>();
+    return d <= 16    ? variant_of<16>()
+           : d <= 32  ? variant_of<32>()
+           : d <= 64  ? variant_of<64>()
+           : d <= 80  ? variant_of<80>()
+           : d <= 96  ? variant_of<96>()
+           : d <= 128 ? variant_of<128>()
+                      : variant_of<256>();
 }
 
 int32_t attention_max_tiles(const struct shape *shape, const struct limits *limits)
 {
     int64_t rows = (int64_t)limits->max_tokens * (shape->n_heads / shape->n_kv_heads);
-    return (int32_t)(rows / find_variant(shape).tile_rows + limits->max_seqs);
+    return (int32_t)(rows / (16 * find_variant(shape).tile_warps) + limits->max_seqs);
 }
 
 /* A slot's floats, a multiple of 16 bytes; see store_slot. */
@@ -644,6 +613,8 @@ void attention_open(struct backend *b)
               cudaDeviceGetAttribute(&m->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                      b->device),
               "the shared memory's size");
+    cuda_good(b, cudaDeviceGetAttribute(&m->n_sms, cudaDevAttrMultiProcessorCount, b->device),
+              "the number of multiprocessors");
     cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cuda_good(b, cudaFuncSetAttribute(v.tile, limit, m->shared_limit), "attention's shared memory");
     cuda_good(b, cudaFuncSetAttribute(v.single, limit, m->shared_limit - OWN_SHARED),
@@ -706,14 +677,14 @@ static void run_singles(struct backend *b, const struct variant *v, struct atten
     p.scratch = b->attention.scratch;
     p.tickets = b->attention.tickets;
     if (p.slots < 2) p.n_splits = 1;
-    launch(b, v->single, dim3((unsigned)n, (unsigned)blocks, (unsigned)p.n_splits), d.warps, shared,
-           p);
+    dim3 grid((unsigned)n, (unsigned)p.n_kv_heads, (unsigned)(blocks / p.n_kv_heads * p.n_splits));
+    launch(b, v->single, grid, d.warps, shared, p);
 }
 
 static void run_tiles(struct backend *b, const struct variant *v, struct attention p)
 {
     p.stages = 2 * v->chunk + v->tile_q <= b->attention.shared_limit ? 2 : 1;
-    launch(b, v->tile, dim3((unsigned)p.n_kv_heads, (unsigned)b->attention.n_tiles), TILE_WARPS,
+    launch(b, v->tile, dim3((unsigned)p.n_kv_heads, (unsigned)b->attention.n_tiles), v->tile_warps,
            p.stages * v->chunk + v->tile_q, p);
 }
 
@@ -731,7 +702,7 @@ static int compare_tiles(const void *x, const void *y)
 void attention_plan(struct backend *b, const struct step *s, struct device_step *host)
 {
     int32_t group = b->shape.n_heads / b->shape.n_kv_heads,
-            tile_rows = find_variant(&b->shape).tile_rows, n_tiles = 0, n_singles = 0;
+            tile_rows = 16 * find_variant(&b->shape).tile_warps, n_tiles = 0, n_singles = 0;
     struct tile *tiles = (struct tile *)host->tiles;
     for (int32_t seq = 0; seq < s->n_seqs; seq++) {
         int32_t start = s->query_start[seq], end = s->query_start[seq + 1],
@@ -744,6 +715,14 @@ void attention_plan(struct backend *b, const struct step *s, struct device_step 
         }
     }
     qsort(tiles, (size_t)n_tiles, sizeof *tiles, compare_tiles);
+    /* The second round of blocks shares multiprocessors with the first: the other way about. */
+    int32_t round = b->attention.n_sms / b->shape.n_kv_heads,
+            end = 2 * round < n_tiles ? 2 * round : n_tiles;
+    for (int32_t i = round, j = end - 1; i < j; i++, j--) {
+        struct tile t = tiles[i];
+        tiles[i] = tiles[j];
+        tiles[j] = t;
+    }
     b->attention.n_tiles = n_tiles;
     b->attention.n_singles = n_singles;
 }

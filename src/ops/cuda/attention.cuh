@@ -150,15 +150,23 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     return *(uint32_t *)&v;
 }
 
+/* exp2f's bits for a result that is not denormal. */
+static __device__ __forceinline__ float exp2_normal(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* What a chunk gives for rows g [0] and g + 8 [1]: maximum and sum of the weights. */
 struct chunk {
     float max[2], sum[2];
 };
 
-/* s[m] += the part of q k of 16 dimensions from d on, for M tiles of 16 rows: a[m] is their A
- * fragment. s begins at zero and d ascends. */
-template <int D, int M>
-static __device__ __forceinline__ void add_scores(float s[M][KEY_TILES][4], const uint32_t a[M][4],
+/* s += the part of q k of 16 dimensions from d on; a: their A fragment. s begins at zero and d
+ * ascends. */
+template <int D>
+static __device__ __forceinline__ void add_scores(float s[KEY_TILES][4], const uint32_t a[4],
                                                   const bf16 *keys, int d)
 {
     int lane = threadIdx.x % 32;
@@ -167,39 +175,28 @@ static __device__ __forceinline__ void add_scores(float s[M][KEY_TILES][4], cons
     for (int n = 0; n < KEY_TILES; n += 2) {
         uint32_t b[4];
         ldmatrix(b, row + n * 8 * row_stride<D>());
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            mma_16816(s[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
-            mma_16816(s[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
-        }
+        mma_16816(s[n], a[0], a[1], a[2], a[3], b[0], b[1]);
+        mma_16816(s[n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
     }
 }
 
-/* o[m] = weights p[m] times the chunk's values, N tiles of 8 dimensions from d on. */
-template <int D, int M, int N>
+/* o = weights p times the chunk's values, N tiles of 8 dimensions from d on. */
+template <int D, int N>
 static __device__ __forceinline__ void
-weigh_values(float o[M][N][4], const uint32_t p[M][KEY_TILES / 2][4], const bf16 *values, int d)
+weigh_values(float o[N][4], const uint32_t p[KEY_TILES / 2][4], const bf16 *values, int d)
 {
     int lane = threadIdx.x % 32;
     const bf16 *row = values + (lane / 8 % 2 * 8 + lane % 8) * row_stride<D>() + lane / 16 * 8 + d;
 #pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) o[m][n][i] = 0;
+    for (int n = 0; n < N; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
 #pragma unroll
     for (int k = 0; k < KEY_TILES / 2; k++)
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t b[4];
             ldmatrix_transposed(b, row + k * 16 * row_stride<D>() + n * 8);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                const uint32_t *a = p[m][k];
-                mma_16816(o[m][n], a[0], a[1], a[2], a[3], b[0], b[1]);
-                mma_16816(o[m][n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
-            }
+            mma_16816(o[n], p[k][0], p[k][1], p[k][2], p[k][3], b[0], b[1]);
+            mma_16816(o[n + 1], p[k][0], p[k][1], p[k][2], p[k][3], b[2], b[3]);
         }
 }
 
@@ -222,9 +219,11 @@ chunk_weights(float s[KEY_TILES][4], float scale, const int n_keys[2], uint32_t 
 {
     struct chunk c;
     int t = threadIdx.x % 4;
+    bool normal = !MASKED; /* no exp2 is denormal */
+    float from[2];
 #pragma unroll
     for (int j = 0; j < HALVES; j++) {
-        float max = -INFINITY, sum = 0;
+        float max = -INFINITY, min = INFINITY;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
@@ -233,23 +232,40 @@ chunk_weights(float s[KEY_TILES][4], float scale, const int n_keys[2], uint32_t 
                 if (MASKED && 8 * n + 2 * t + i >= n_keys[j]) v = -INFINITY;
                 s[n][2 * j + i] = v;
                 max = fmaxf(max, v);
+                if (!MASKED) min = fminf(min, v);
             }
         max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
         max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
-        float from =
-            !MASKED || n_keys[j] > 0 ? max : 0.0f; /* a row without keys: exp2(-inf) = 0, not NaN */
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) {
-            uint32_t pair = pack_bf16(exp2f(s[n][2 * j] - from), exp2f(s[n][2 * j + 1] - from));
-            float2 w = __bfloat1622float2(*(__nv_bfloat162 *)&pair);
-            sum += w.x;
-            sum += w.y;
-            p[n / 2][n % 2 * 2 + j] = pair;
-        }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
         c.max[j] = max;
-        c.sum[j] = sum;
+        /* a row without keys: exp2(-inf) = 0, not NaN */
+        from[j] = !MASKED || n_keys[j] > 0 ? max : 0.0f;
+        normal = normal && min - max >= -126.0f;
+    }
+    normal = !MASKED && __all_sync(~0u, normal);
+    auto weigh = [&](auto exp2_of) {
+#pragma unroll
+        for (int j = 0; j < HALVES; j++) {
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; n++) {
+                uint32_t pair =
+                    pack_bf16(exp2_of(s[n][2 * j] - from[j]), exp2_of(s[n][2 * j + 1] - from[j]));
+                sum += __uint_as_float(pair << 16);
+                sum += __uint_as_float(pair & 0xFFFF0000u);
+                p[n / 2][n % 2 * 2 + j] = pair;
+            }
+            c.sum[j] = sum;
+        }
+    };
+    /* exp2f scales for the sake of denormal results; without them it is but the instruction */
+    if (normal)
+        weigh([](float x) { return exp2_normal(x); });
+    else
+        weigh([](float x) { return exp2f(x); });
+#pragma unroll
+    for (int j = 0; j < HALVES; j++) {
+        c.sum[j] += __shfl_xor_sync(~0u, c.sum[j], 1);
+        c.sum[j] += __shfl_xor_sync(~0u, c.sum[j], 2);
     }
 #pragma unroll
     for (int n = 0; n < KEY_TILES && HALVES == 1; n++) p[n / 2][n % 2 * 2 + 1] = 0;

@@ -130,6 +130,7 @@ struct graph {
 
 /* Attention's own: see attention.cu. */
 struct attention_memory {
+    int n_sms;
     int shared_limit;  /* bytes of shared memory that a block may have */
     uint32_t *tickets; /* zero between launches */
     float *scratch;    /* chunks of sequences that several blocks share */
