@@ -199,12 +199,18 @@ static __global__ void __launch_bounds__(32 * tile_shape<D>::WARPS, D > 128 ? 1 
     const bf16 *from[2] = {query_row(p, t.start, first + lane / 4, end_row),
                            query_row(p, t.start, first + lane / 4 + 8, end_row)};
 
+    int page = chunk_page(table, 0, t.n_keys);
+    /* the first warps load the keys, the last ones the values */
     auto load = [&](int c, bf16 *to) {
-        int page = chunk_page(table, c, t.n_keys), left = t.n_keys - c * CHUNK_KEYS;
-        load_chunk<D, THREADS>(to, p.keys + heads, p.block_stride, p.head_dim, page, left,
-                               threadIdx.x);
-        load_chunk<D, THREADS>(to + shape::CHUNK, p.values + heads, p.block_stride, p.head_dim,
-                               page, left, threadIdx.x);
+        constexpr int LOADERS = 128;
+        int left = t.n_keys - c * CHUNK_KEYS, other = threadIdx.x - (THREADS - LOADERS);
+        if (warp < LOADERS / 32)
+            load_chunk<D, LOADERS>(to, p.keys + heads, p.block_stride, p.head_dim, page, left,
+                                   threadIdx.x);
+        if (other >= 0)
+            load_chunk<D, LOADERS>(to + shape::CHUNK, p.values + heads, p.block_stride, p.head_dim,
+                                   page, left, other);
+        page = chunk_page(table, c + 1, t.n_keys); /* in time for the next */
     };
     wait_for_previous_kernel();
     bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * row_stride<D>();

@@ -81,8 +81,8 @@ template <int D> static constexpr __host__ __device__ int row_stride(void)
 /* Where a thread finds its first 16 bytes of a chunk when whole rows are a warp's work. */
 template <int D, int THREADS> struct chunk_copy {
     static constexpr int UNITS = D / 8;
-    static constexpr bool EVEN = THREADS % UNITS == 0 && THREADS / UNITS <= KV_BLOCK;
-    static constexpr int ROWS = EVEN ? THREADS / UNITS : 1; /* rows at a time */
+    static constexpr int ROWS = THREADS < UNITS ? 1 : THREADS / UNITS; /* at a time */
+    static constexpr bool EVEN = THREADS % UNITS == 0 && KV_BLOCK % ROWS == 0;
 };
 
 /* The common case: no padding, rows that divide evenly. */
@@ -115,13 +115,14 @@ template <int D, int THREADS>
 static __device__ __forceinline__ void load_chunk(bf16 *to, const bf16 *heads, int64_t block_stride,
                                                   int head_dim, int page, int n_keys, int thread)
 {
-    if (chunk_copy<D, THREADS>::EVEN && head_dim == D) {
-        if (n_keys >= CHUNK_KEYS)
-            load_even_chunk<D, THREADS, false>(to, heads, block_stride, page, n_keys, thread);
-        else
-            load_even_chunk<D, THREADS, true>(to, heads, block_stride, page, n_keys, thread);
-        return;
-    }
+    if constexpr (chunk_copy<D, THREADS>::EVEN)
+        if (head_dim == D) {
+            if (n_keys >= CHUNK_KEYS)
+                load_even_chunk<D, THREADS, false>(to, heads, block_stride, page, n_keys, thread);
+            else
+                load_even_chunk<D, THREADS, true>(to, heads, block_stride, page, n_keys, thread);
+            return;
+        }
     int size = head_dim % 8 == 0 ? 8 : 2, units = D / size;
     for (int i = thread; i < CHUNK_KEYS * units; i += THREADS) {
         int key = i / units, d = i % units * size;
