@@ -137,6 +137,20 @@ LINNET_API linnet_status linnet_chat_tokenize(const linnet_model *model, const c
 
 /* ---- engine ------------------------------------------------------------------------------ */
 
+typedef struct linnet_device_info {
+    const char *name;   /* "cuda:0 (NVIDIA H200)", "cpu (avx2)"; static storage */
+    const char *reason; /* why "auto" took no GPU; NULL: it did, or was not asked; static storage */
+    int64_t available;  /* bytes of memory that are free on it */
+    bool gpu;
+} linnet_device_info;
+
+/*
+ * The device that a name means: "auto" (or NULL), "cpu", "cuda", "cuda:N". The first call for a GPU
+ * wakes it, which takes a third of a second: one may do so on a thread while a model is opened.
+ */
+LINNET_API linnet_status linnet_device_find(const char *device, linnet_device_info *info,
+                                            linnet_error *err);
+
 typedef struct linnet_engine linnet_engine;
 
 /* Called on the thread that loads: done of total bytes. Must return soon. */
@@ -146,9 +160,9 @@ typedef struct linnet_engine_options {
     const char *device;             /* "auto", "cpu", "cuda", "cuda:N"; NULL: auto */
     int32_t threads;                /* 0: what this machine gives */
     int32_t max_model_len;          /* tokens of one sequence; 0: the model's, within memory */
-    int32_t max_num_seqs;           /* sequences in one step; 0: 64 */
-    int32_t max_num_batched_tokens; /* tokens in one step; 0: 512 */
-    int64_t kv_cache_memory;        /* bytes; 0: enough for max_model_len, or more if it is small */
+    int32_t max_num_seqs;           /* sequences in one step; 0: 64, on a GPU 256 */
+    int32_t max_num_batched_tokens; /* tokens in one step; 0: 512, on a GPU 2048 */
+    int64_t kv_cache_memory;        /* bytes; 0: what suits the device and max_model_len */
     bool no_prefix_caching;
     bool enforce_eager; /* GPU: no graphs. Changes no bit */
     linnet_progress_fn progress;
@@ -161,6 +175,8 @@ typedef struct linnet_plan {
     int64_t weights, kv_cache, activations, total, available;
     int32_t n_blocks, block_tokens, max_model_len, max_num_seqs, max_num_batched_tokens, threads;
     int64_t kv_bytes_per_token;
+    const char *device_reason; /* why "auto" took no GPU; NULL: it did, or was not asked */
+    int64_t scratch;           /* GPU: what loading and recorded steps take besides */
 } linnet_plan;
 
 /* LINNET_MEMORY or LINNET_TOO_LONG, with the numbers and the largest length that would fit. */

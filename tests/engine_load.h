@@ -175,6 +175,7 @@ struct load {
     int32_t n_vocab;      /* ids for prompts */
     int32_t max_prompt;   /* tokens */
     int32_t max_tokens;   /* of an answer */
+    uint64_t plain;       /* > 0: one request in so many has penalties or log-probabilities */
     bool stop_strings;    /* the model has a tokenizer */
     const char *stops[2]; /* to choose from */
 };
@@ -221,6 +222,11 @@ static inline struct job *random_job(const struct load *l, uint64_t *counter)
     if (draw(l, counter, 2) == 0) {
         r->want_logprobs = true;
         r->logprobs = (int32_t)draw(l, counter, 5);
+    }
+    if (l->plain && draw(l, counter, l->plain)) {
+        r->sampling.repetition_penalty = 1;
+        r->sampling.presence_penalty = r->sampling.frequency_penalty = 0;
+        r->want_logprobs = false;
     }
     if (draw(l, counter, 4) == 0) {
         r->stop_ids = prompt; /* any id will do */

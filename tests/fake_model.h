@@ -3,6 +3,9 @@
  * length at the physical slot it is told, and derives logits from a hash of the whole context as
  * found by walking the block table. A wrong slot, a stale or foreign block, a context one short or
  * one long, a wrong order: each changes the tokens.
+ *
+ * As a device it chooses tokens itself, and does the work of a step only when it is collected: what
+ * came between must not have mattered.
  */
 #ifndef LINNET_TESTS_FAKE_MODEL_H
 #define LINNET_TESTS_FAKE_MODEL_H
@@ -13,6 +16,7 @@
 #include "support.h"
 
 #include "base/random.h"
+#include "submitted.h"
 
 struct fake_slot {
     int32_t token, position, rope_len;
@@ -29,6 +33,14 @@ struct fake_model {
     int64_t fail_at;   /* this step fails as a device would; -1: none */
     int64_t n_steps, n_tokens;
     const char *fault; /* a step no backend should be given */
+
+    /* As a device. */
+    struct sampler *sampler;
+    struct submitted *under_way[2], *before; /* the older first; the one collected last */
+    int32_t n_under_way;
+    struct chosen *chosen;        /* what was handed out last */
+    int64_t fail_collect_at;      /* counted like fail_at; -1: none */
+    int64_t n_collected, n_ahead; /* steps that were submitted while another was under way */
 };
 
 static void fake_logits(struct fake_model *m, const struct step *s, int32_t seq, int32_t row,
@@ -63,11 +75,8 @@ static void fake_check(struct fake_model *m, const struct step *s)
             m->fault = "a write to a block that is shared or free";
 }
 
-static linnet_status fake_step(void *self, const struct step *s, linnet_error *err)
+static void fake_run(struct fake_model *m, const struct step *s)
 {
-    struct fake_model *m = self;
-    if (m->n_steps++ == m->fail_at) return error_set(err, LINNET_DEVICE, "the device fell over");
-    fake_check(m, s);
     m->n_tokens += s->n_tokens;
     for (int32_t i = 0; i < s->n_tokens; i++) {
         int32_t rope_len = s->rope_lens ? s->rope_lens[i] : 0;
@@ -80,6 +89,17 @@ static linnet_status fake_step(void *self, const struct step *s, linnet_error *e
         while (s->query_start[seq + 1] <= s->logit_rows[i]) seq++;
         fake_logits(m, s, seq, s->logit_rows[i], m->logits + (size_t)i * (size_t)m->n_vocab);
     }
+}
+
+static linnet_status fake_step(void *self, const struct step *s, linnet_error *err)
+{
+    struct fake_model *m = self;
+    if (m->n_steps++ == m->fail_at) return error_set(err, LINNET_DEVICE, "the device fell over");
+    if (m->n_under_way > 0) m->fault = "a step beside one that is under way";
+    for (int32_t i = 0; i < s->n_tokens; i++)
+        if (s->token_ids[i] < 0) m->fault = "a token that is not known";
+    fake_check(m, s);
+    fake_run(m, s);
     return LINNET_OK;
 }
 
@@ -89,9 +109,58 @@ static const float *fake_row(void *self, int32_t i)
     return m->logits + (size_t)i * (size_t)m->n_vocab;
 }
 
+static linnet_status fake_submit(void *self, const struct step *s, const struct choice_rule *rules,
+                                 linnet_error *err)
+{
+    struct fake_model *m = self;
+    free(m->chosen); /* valid until now */
+    m->chosen = NULL;
+    if (m->n_steps++ == m->fail_at) return error_set(err, LINNET_DEVICE, "the device fell over");
+    if (m->n_under_way == 2) {
+        m->fault = "three steps under way";
+        return error_set(err, LINNET_INTERNAL, "%s", m->fault);
+    }
+    fake_check(m, s);
+    struct submitted *step = submitted_new(s, rules);
+    if (!names_rows(step, m->n_under_way ? m->under_way[m->n_under_way - 1] : NULL))
+        m->fault = "a token of no row";
+    m->n_ahead += m->n_under_way;
+    m->under_way[m->n_under_way++] = step;
+    return LINNET_OK;
+}
+
+static linnet_status fake_collect(void *self, const struct chosen **out, linnet_error *err)
+{
+    struct fake_model *m = self;
+    if (m->n_under_way == 0) {
+        m->fault = "nothing to collect";
+        return error_set(err, LINNET_INTERNAL, "%s", m->fault);
+    }
+    struct submitted *step = m->under_way[0];
+    m->under_way[0] = m->under_way[1];
+    m->n_under_way--;
+    find_tokens(step, m->before);
+    fake_run(m, &step->step);
+    free(m->chosen);
+    m->chosen = calloc((size_t)step->step.n_logits + 1, sizeof *m->chosen);
+    for (int32_t i = 0; i < step->step.n_logits; i++)
+        m->chosen[i] = step->chosen[i] =
+            choose_by_rule(m->sampler, m->logits + (size_t)i * (size_t)m->n_vocab, &step->rules[i]);
+    submitted_free(m->before);
+    m->before = step;
+    *out = m->chosen;
+    return m->n_collected++ == m->fail_collect_at
+               ? error_set(err, LINNET_DEVICE, "the device fell over late")
+               : LINNET_OK;
+}
+
 static void fake_close(void *self)
 {
     struct fake_model *m = self;
+    if (m->n_under_way > 0) fail_msg("%d steps were never collected", m->n_under_way);
+    submitted_free(m->before);
+    sampler_destroy(m->sampler);
+    free(m->chosen);
     free(m->slots);
     free(m->logits);
     free(m);
@@ -102,6 +171,7 @@ struct fake_options {
     bool prefix_caching;
     int32_t dynamic_rope_context;
     const struct tokenizer *tokenizer;
+    bool device; /* chooses tokens itself */
 };
 
 enum { FAKE_VOCAB = 61, FAKE_EOS = 7, FAKE_NAN = FAKE_VOCAB - 1 };
@@ -118,20 +188,26 @@ static linnet_engine *fake_engine(const struct fake_options *options, struct fak
     m->n_vocab = FAKE_VOCAB;
     m->dynamic_rope_context = options->dynamic_rope_context;
     m->nan_token = FAKE_NAN;
-    m->fail_at = -1;
+    m->fail_at = m->fail_collect_at = -1;
     m->slots = calloc((size_t)limits.n_blocks * 16, sizeof *m->slots);
     m->logits = calloc((size_t)limits.max_logits * FAKE_VOCAB, sizeof *m->logits);
-    struct engine_config config = {.runner = {m, fake_step, fake_row, fake_close},
-                                   .tokenizer = options->tokenizer,
-                                   .n_vocab = FAKE_VOCAB,
-                                   .eos = {FAKE_EOS},
-                                   .n_eos = 1,
-                                   .limits = limits,
-                                   .prefix_caching = options->prefix_caching,
-                                   .hash_seed = 1,
-                                   .dynamic_rope_context = options->dynamic_rope_context};
+    struct engine_config config = {
+        .runner = {.self = m, .step = fake_step, .logits = fake_row, .close = fake_close},
+        .tokenizer = options->tokenizer,
+        .n_vocab = FAKE_VOCAB,
+        .eos = {FAKE_EOS},
+        .n_eos = 1,
+        .limits = limits,
+        .prefix_caching = options->prefix_caching,
+        .hash_seed = 1,
+        .dynamic_rope_context = options->dynamic_rope_context};
     linnet_engine *engine;
     linnet_error err;
+    assert_ok(sampler_create(FAKE_VOCAB, &m->sampler, &err), err);
+    if (options->device) {
+        config.runner.submit = fake_submit;
+        config.runner.collect = fake_collect;
+    }
     assert_ok(engine_open(&config, &engine, &err), err);
     m->blocks = engine->blocks;
     if (model) *model = m;

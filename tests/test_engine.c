@@ -5,6 +5,17 @@
 static const struct fake_options roomy = {
     .n_blocks = 256, .max_seqs = 16, .max_tokens = 128, .max_context = 256};
 
+/* All tests run twice: the host chooses the tokens, then a device does. What is compared with is
+ * always the host's. */
+static bool on_device;
+
+static linnet_engine *new_engine(const struct fake_options *options, struct fake_model **model)
+{
+    struct fake_options o = *options;
+    o.device = on_device;
+    return fake_engine(&o, model);
+}
+
 static void finish_all(linnet_engine *e)
 {
     while (checked_turn(e)) continue;
@@ -36,7 +47,7 @@ static void make_jobs(struct job **jobs, int32_t (*prompts)[160])
             prompts[i][p] = (int32_t)(random_u64(i % 3 ? 9 : (uint64_t)i, (uint64_t)p, 0) % 60);
         jobs[i] = job_new(prompts[i], lengths[i], 40 + i);
         jobs[i]->request.ignore_eos = i % 2;
-        jobs[i]->request.want_logprobs = true;
+        jobs[i]->request.want_logprobs = !on_device;
         jobs[i]->request.logprobs = 3;
         jobs[i]->request.n = i % 5 == 0 ? 3 : 1;
         jobs[i]->request.sampling.temperature = i % 4 ? 0.8f : 0;
@@ -73,7 +84,7 @@ static void answers_do_not_depend_on_the_load(void **state)
     for (size_t k = 0; k < 2 * sizeof loads / sizeof *loads; k++) {
         struct fake_options options = loads[k / 2];
         options.prefix_caching = k % 2;
-        linnet_engine *e = fake_engine(&options, NULL);
+        linnet_engine *e = new_engine(&options, NULL);
         for (int i = 0; i < N_JOBS; i++) job_submit(jobs[i], e);
         finish_all(e);
         for (int i = 0; i < N_JOBS; i++) {
@@ -109,16 +120,24 @@ static void load_of_500_requests(void **state)
         alone.n_blocks = 64;
         alone.max_tokens = 512;
         alone.prefix_caching = false;
-        struct load load = {.crowded = fake_engine(&crowded, NULL),
+        struct load load = {.crowded = new_engine(&crowded, NULL),
                             .alone = fake_engine(&alone, NULL),
                             .turn = checked_turn,
                             .n_requests = 500,
                             .seed = 100 + (uint64_t)k,
                             .n_vocab = FAKE_VOCAB - 1,
                             .max_prompt = 50,
-                            .max_tokens = 100};
+                            .max_tokens = 100,
+                            .plain = !on_device ? 0
+                                     : k        ? 30 * (uint64_t)k
+                                                : 1 << 30};
         load_test(&load);
-
+        const struct fake_model *m = load.crowded->config.runner.self;
+        if (on_device) {
+            print_message("%lld of %lld steps were begun ahead\n", (long long)m->n_ahead,
+                          (long long)m->n_steps);
+            assert_true(m->n_ahead > m->n_steps / 3);
+        }
         assert_true(stats_of(load.crowded).n_preemptions > 100);
         linnet_engine_destroy(load.crowded);
         linnet_engine_destroy(load.alone);
@@ -134,7 +153,7 @@ static void answers_of_one_request_share_its_prompt(void **state)
         struct fake_options options = roomy;
         options.prefix_caching = k;
         struct fake_model *m;
-        linnet_engine *e = fake_engine(&options, &m);
+        linnet_engine *e = new_engine(&options, &m);
         struct job *job = job_new(prompt, 100, 20);
         job->request.n = 4;
         job->request.ignore_eos = true;
@@ -166,7 +185,7 @@ static void answers_survive_the_first(void **state)
 {
     (void)state;
     int32_t prompt[40] = {0};
-    linnet_engine *e = fake_engine(&roomy, NULL);
+    linnet_engine *e = new_engine(&roomy, NULL);
     struct job *job = job_new(prompt, 40, 1); /* each ends with its first token */
     job->request.n = 5;
     run_job(e, job);
@@ -185,7 +204,7 @@ static void prefix_is_found_again(void **state)
     struct fake_options options = roomy;
     options.prefix_caching = true;
     struct fake_model *m;
-    linnet_engine *e = fake_engine(&options, &m);
+    linnet_engine *e = new_engine(&options, &m);
     struct job *job = job_new(prompt, 64, 1);
     run_job(e, job);
     assert_int_equal(job->answers[0].cached_tokens, 0);
@@ -207,13 +226,13 @@ static void dynamic_rope_lengths(void **state)
     options.dynamic_rope_context = 40;
     options.max_tokens = 17;
     struct fake_model *m;
-    linnet_engine *e = fake_engine(&options, &m);
+    linnet_engine *e = new_engine(&options, &m);
     struct job *job = job_new(prompt, 50, 8);
     job->request.ignore_eos = true;
     job_submit(job, e);
     while (job->answers[0].n_tokens < 7) checked_turn(e);
     const struct sequence *q = &e->requests.first->choices[0].sequence;
-    for (int32_t p = 0; p < q->n_computed; p++)
+    for (int32_t p = 0; p < q->n_known - 1; p++)
         assert_int_equal(m->slots[q->blocks[p / 16] * 16 + p % 16].rope_len, p < 50 ? 50 : p + 1);
     finish_all(e);
     job_free(job);
@@ -224,7 +243,7 @@ static void cancel_frees_within_a_step(void **state)
 {
     (void)state;
     int32_t prompt[200] = {5};
-    linnet_engine *e = fake_engine(&roomy, NULL);
+    linnet_engine *e = new_engine(&roomy, NULL);
     struct job *a = job_new(prompt, 200, 0), *b = job_new(prompt, 20, 5),
                *c = job_new(prompt, 9, 0);
     a->request.n = 3;
@@ -256,7 +275,7 @@ static void nan_ends_only_its_own_request(void **state)
 {
     (void)state;
     int32_t bad[10] = {FAKE_NAN}, good[10] = {1};
-    linnet_engine *e = fake_engine(&roomy, NULL);
+    linnet_engine *e = new_engine(&roomy, NULL);
     struct job *a = job_new(bad, 10, 30), *b = job_new(good, 10, 30),
                *alone = job_new(good, 10, 30);
     a->request.ignore_eos = b->request.ignore_eos = alone->request.ignore_eos = true;
@@ -279,7 +298,7 @@ static void device_failure_ends_everything(void **state)
     (void)state;
     int32_t prompt[10] = {1};
     struct fake_model *m;
-    linnet_engine *e = fake_engine(&roomy, &m);
+    linnet_engine *e = new_engine(&roomy, &m);
     m->fail_at = 3;
     struct job *a = job_new(prompt, 10, 0), *b = job_new(prompt, 10, 2);
     a->request.ignore_eos = b->request.ignore_eos = true;
@@ -305,7 +324,7 @@ static void ends(void **state)
 {
     (void)state;
     int32_t prompt[10] = {4, 2};
-    linnet_engine *e = fake_engine(&roomy, NULL);
+    linnet_engine *e = new_engine(&roomy, NULL);
     struct job *free_run = job_new(prompt, 10, 30);
     free_run->request.ignore_eos = true;
     run_job(e, free_run);
@@ -358,7 +377,7 @@ static void random_seeds_differ(void **state)
 {
     (void)state;
     int32_t prompt[10] = {4, 2};
-    linnet_engine *e = fake_engine(&roomy, NULL);
+    linnet_engine *e = new_engine(&roomy, NULL);
     struct job *jobs[2];
     for (int i = 0; i < 2; i++) {
         jobs[i] = job_new(prompt, 10, 30);
@@ -388,7 +407,7 @@ static void refusals(void **state)
     static int32_t prompt[300];
     struct fake_options options = roomy;
     options.n_blocks = 10;
-    linnet_engine *e = fake_engine(&options, NULL);
+    linnet_engine *e = new_engine(&options, NULL);
     struct job *job = job_new(prompt, 10, 10);
     const linnet_request good = job->request;
     linnet_request r = good;
@@ -467,13 +486,14 @@ static void threaded_load(void **state)
                                    .prefix_caching = true};
     struct fake_options alone = crowded;
     alone.n_blocks = 64;
-    struct load load = {.crowded = fake_engine(&crowded, NULL),
+    struct load load = {.crowded = new_engine(&crowded, NULL),
                         .alone = fake_engine(&alone, NULL),
                         .n_requests = 200,
                         .seed = 5,
                         .n_vocab = FAKE_VOCAB - 1,
                         .max_prompt = 50,
-                        .max_tokens = 100};
+                        .max_tokens = 100,
+                        .plain = on_device ? 20 : 0};
     linnet_error err;
     assert_ok(engine_start_thread(load.crowded, &err), err);
     assert_ok(engine_start_thread(load.alone, &err), err);
@@ -518,7 +538,7 @@ static void many_threads(void **state)
     options.prefix_caching = true;
     struct submitter submitters[4] = {0};
     pthread_t threads[4];
-    linnet_engine *e = fake_engine(&options, NULL);
+    linnet_engine *e = new_engine(&options, NULL);
     linnet_error err;
     assert_ok(engine_start_thread(e, &err), err);
     for (int i = 0; i < 4; i++) {
@@ -541,7 +561,7 @@ static void destroy_while_busy(void **state)
     (void)state;
     int32_t prompt[50] = {1};
     for (int threaded = 0; threaded < 2; threaded++) {
-        linnet_engine *e = fake_engine(&roomy, NULL);
+        linnet_engine *e = new_engine(&roomy, NULL);
         struct job *jobs[20];
         linnet_error err;
         if (threaded) assert_ok(engine_start_thread(e, &err), err);
@@ -580,5 +600,7 @@ int main(void)
         cmocka_unit_test(many_threads),
         cmocka_unit_test(destroy_while_busy),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("host", tests, NULL, NULL);
+    on_device = true;
+    return failed + cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }

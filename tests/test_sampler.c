@@ -6,8 +6,12 @@
 
 #include "base/random.h"
 #include "engine/sampler.h"
+#include "ops/choice.h"
 
 static const struct sampling plain = {.temperature = 1, .top_p = 1, .repetition_penalty = 1};
+
+/* A weight below half of this, relative to the maximum's, is none. */
+static const double least_weight = 0x1p-44;
 
 static struct sampler *create(int32_t n_vocab)
 {
@@ -39,8 +43,8 @@ static void test_create_refuses(void **state)
     (void)state;
     struct sampler *s = NULL;
     linnet_error err;
-    int32_t wrong[] = {0, -5, INT32_MAX};
-    for (int i = 0; i < 3; i++)
+    int32_t wrong[] = {0, -5, (1 << 19) + 1, INT32_MAX};
+    for (int i = 0; i < 4; i++)
         assert_int_equal(sampler_create(wrong[i], &s, &err), LINNET_INVALID);
     assert_null(s);
     sampler_destroy(NULL);
@@ -111,9 +115,10 @@ static void check_golden(struct sampler *s, const char *file, const json_t *vect
     for (int i = 0; i < 1024; i++) {
         double p;
         memcpy(&p, want + i, sizeof p);
-        if (fabs(got[i] - p) > 1e-6 || (got[i] > 0) != (p > 0))
+        bool kept_alike = (got[i] > 0) == (p > 0) || (p > 0 && p < least_weight);
+        if (fabs(got[i] - p) > 1e-6 || !kept_alike)
             fail_msg("%s: token %d: expected %.9g, found %.9g", name, i, p, got[i]);
-        n_kept += got[i] > 0;
+        n_kept += p > 0;
     }
     assert_int_equal(n_kept, kept);
     settings.temperature = 0;
@@ -190,7 +195,7 @@ static void compare_with_naive(struct sampler *s, const float *logits, int32_t n
     double total = 0, running = 0;
     for (int32_t i = 0; i < n; i++) total += weights[i];
     for (int32_t i = 0; i < n; i++)
-        if (fabs(got[i] - weights[i] / total) > 1e-6 * weights[i] / total + 1e-40)
+        if (fabs(got[i] - weights[i] / total) > 1e-6 * weights[i] / total + least_weight)
             fail_msg("n %d, top_k %d, top_p %g, min_p %g, temperature %g: token %d: expected %.9g, "
                      "found %.9g",
                      n, g->top_k, g->top_p, g->min_p, g->temperature, i, weights[i] / total,
@@ -547,6 +552,68 @@ static void test_chi_square(void **state)
     chi_square(&plain, x, 600, false);
 }
 
+/* Of equal ones at the cut of top_p as many stay as it takes, lowest ids first. */
+static void test_ties_at_the_cut(void **state)
+{
+    (void)state;
+    enum { N = 2000 };
+    static float x[N], p[N];
+    struct sampler *s = create(N);
+    struct sample_context c = {.n_allowed = N};
+    linnet_error err;
+    for (int i = 0; i < N; i++) x[i] = -1;
+    struct { /* how many stay of N equal ones: the smallest k with k >= top_p N, exactly */
+        float top_p;
+        int kept;
+    } cases[] = {{0, 1}, {0x1p-20f, 1}, {0.25f, 500}, {0.5f, 1000}, {0.500244140625f, 1001}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sampling g = plain;
+        g.top_p = cases[i].top_p;
+        assert_ok(sampler_distribution(s, x, &g, &c, p, &err), err);
+        for (int j = 0; j < N; j++) assert_true((p[j] > 0) == (j < cases[i].kept));
+        for (int j = 0; j < 50; j++) {
+            c.n_output = j;
+            assert_true(choose(s, x, &g, &c) < cases[i].kept);
+        }
+    }
+    /* one above them: its weight is e times theirs */
+    struct sampling g = plain;
+    x[1500] = 0;
+    g.top_p = 0.5f;
+    assert_ok(sampler_distribution(s, x, &g, &c, p, &err), err);
+    int kept = (int)ceil(0.5 * (N - 1 + exp(1)) - exp(1));
+    for (int j = 0; j < N; j++) assert_true((p[j] > 0) == (j < kept || j == 1500));
+    sampler_destroy(s);
+}
+
+/* The draw by hand: the same weights, a running sum in 128 bits. */
+static void test_draw(void **state)
+{
+    (void)state;
+    enum { N = 700 };
+    static float x[N];
+    struct sampler *s = create(N);
+    for (int i = 0; i < N; i++) x[i] = random_logit(31, i);
+    x[0] = x[699] = 9.5f;
+    x[300] = -INFINITY;
+    double max = -INFINITY;
+    for (int i = 0; i < N; i++) max = x[i] > max ? x[i] : max;
+    struct sampling g = plain;
+    g.seed = 77, g.temperature = 0.8f;
+    struct choice_rule rule = {.temperature = 0.8f, .seed = 77};
+    double scale = choice_scale(&rule);
+    for (int i = 0; i < 500; i++) {
+        struct sample_context c = {.n_allowed = N, .n_output = i, .stream = 3};
+        unsigned __int128 total = 0, sum = 0;
+        for (int j = 0; j < N; j++) total += choice_weight(choice_exponent(x[j], max, scale));
+        unsigned __int128 at = random_u64(77, (uint64_t)i, 3) * total >> 64;
+        int32_t want = 0;
+        while ((sum += choice_weight(choice_exponent(x[want], max, scale))) <= at) want++;
+        assert_int_equal(choose(s, x, &g, &c), want);
+    }
+    sampler_destroy(s);
+}
+
 /* ---- log-probabilities ---- */
 
 static void test_logprobs(void **state)
@@ -630,6 +697,8 @@ int main(void)
         cmocka_unit_test(test_greedy_ties),
         cmocka_unit_test(test_determinism),
         cmocka_unit_test(test_chi_square),
+        cmocka_unit_test(test_ties_at_the_cut),
+        cmocka_unit_test(test_draw),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_leaves_alone),
     };

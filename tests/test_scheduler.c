@@ -44,6 +44,7 @@ static void add(struct bench *b, struct sequence_memory *m, int32_t n_prompt, in
                                     .blocks = m->blocks,
                                     .n_prompt = n_prompt,
                                     .n_known = n_prompt,
+                                    .n_max = MAX_TOKENS,
                                     .next_sibling = &m->sequence};
     for (int32_t i = 0; i < n_prompt; i++) m->tokens[i] = first + i;
     scheduler_add(b->scheduler, &m->sequence);
@@ -54,13 +55,18 @@ static void plan(struct bench *b)
     b->n = scheduler_plan(b->scheduler, &b->items);
 }
 
+static void plan_ahead(struct bench *b)
+{
+    b->n = scheduler_plan_ahead(b->scheduler, &b->items);
+}
+
 /* The step runs; each sequence that was computed to its end gets a token. */
 static void run(struct bench *b)
 {
     scheduler_commit(b->scheduler);
     for (int32_t i = 0; i < b->n; i++) {
         struct sequence *q = b->items[i].sequence;
-        if (q->n_computed == q->n_known) q->tokens[q->n_known++] = 7;
+        if (q->n_coming > 0) scheduler_append(b->scheduler, q, 7);
     }
 }
 
@@ -299,6 +305,60 @@ static void keys_keep_equal_tokens_apart(void **state)
     bench_free(&b);
 }
 
+static void plans_ahead(void **state)
+{
+    (void)state;
+    static struct sequence_memory a, c, d;
+    struct bench b = bench_new(4, 4, 64, true);
+    add(&b, &a, 30, 0);
+    a.sequence.n_max = 34;
+    add(&b, &c, 3, 1000);
+    c.sequence.n_max = 4;
+    plan(&b);
+    scheduler_commit(b.scheduler);
+    assert_int_equal(a.sequence.n_coming, 1);
+    plan_ahead(&b); /* c has its last token coming */
+    assert_int_equal(b.n, 1);
+    expect_item(&b, 0, &a, 30, 1);
+    scheduler_commit(b.scheduler);
+    assert_int_equal(a.sequence.n_coming, 2);
+    scheduler_append(b.scheduler, &a.sequence, 7);
+    scheduler_append(b.scheduler, &c.sequence, 7);
+    scheduler_remove(b.scheduler, &c.sequence);
+    plan_ahead(&b);
+    expect_item(&b, 0, &a, 31, 1); /* completes a block with a token not yet known */
+    scheduler_commit(b.scheduler);
+    assert_int_equal(a.sequence.n_registered, 1);
+    scheduler_append(b.scheduler, &a.sequence, 7);
+    assert_int_equal(a.sequence.n_registered, 2);
+
+    add(&b, &d, 20, 2000); /* takes the last block but one for a */
+    d.sequence.needs_tokens = true;
+    plan_ahead(&b);
+    assert_int_equal(b.n, -1);
+    d.sequence.needs_tokens = false;
+    a.sequence.needs_tokens = true;
+    plan_ahead(&b);
+    assert_int_equal(b.n, -1);
+    a.sequence.needs_tokens = false;
+    int32_t block = block_take(b.blocks), other = block_take(b.blocks);
+    plan_ahead(&b); /* nothing is left for a */
+    assert_int_equal(b.n, -1);
+    block_release(b.blocks, other);
+    plan_ahead(&b);
+    expect_item(&b, 0, &a, 32, 1);
+    scheduler_commit(b.scheduler);
+    scheduler_append(b.scheduler, &a.sequence, 7);
+    plan_ahead(&b); /* 34 is the end, and d does not fit */
+    assert_int_equal(b.n, 0);
+    block_release(b.blocks, block);
+    scheduler_remove(b.scheduler, &a.sequence);
+    plan(&b);
+    expect_item(&b, 0, &d, 0, 20);
+    scheduler_remove(b.scheduler, &d.sequence);
+    bench_free(&b);
+}
+
 /* Random lengths, ends and cancels: the rules hold in every step, and all get done. */
 static void check_step(const struct bench *b, int32_t max_seqs, int32_t budget)
 {
@@ -309,9 +369,11 @@ static void check_step(const struct bench *b, int32_t max_seqs, int32_t budget)
         const struct planned *p = &b->items[i];
         const struct sequence *q = p->sequence;
         assert_int_equal(p->begin, q->n_computed);
-        assert_true(p->count >= 1 && p->begin + p->count <= q->n_known);
+        int32_t length = q->n_known + q->n_coming;
+        assert_true(p->count >= 1 && p->begin + p->count <= length && length < q->n_max);
+        assert_true(p->chooses == (p->begin + p->count == length));
         assert_true(q->n_blocks * BLOCK_TOKENS >= p->begin + p->count);
-        assert_true(q->n_blocks == blocks_for(q->n_known));
+        assert_true(q->n_blocks == blocks_for(length));
         for (int32_t k = 0; k < i; k++) assert_ptr_not_equal(b->items[k].sequence, q);
         total += p->count;
     }
@@ -355,6 +417,56 @@ static void random_sequences(void **state)
     }
 }
 
+/* The same one step ahead: a token is known, and an end found, when the next step is begun. */
+static void random_sequences_ahead(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    static struct sequence_memory m[N];
+    int32_t n_ahead = 0, n_refused = 0;
+    for (uint64_t seed = 0; seed < 30; seed++) {
+        uint64_t counter = 0;
+        int32_t max_seqs = 1 + (int32_t)(random_u64(seed, counter++, 1) % 8);
+        int32_t budget = 1 + (int32_t)(random_u64(seed, counter++, 1) % 100);
+        struct bench b = bench_new(12, max_seqs, budget, seed % 2), before = {0};
+        int32_t limits[N], added = 0, done = 0;
+        for (int step = 0; done < N; step++) {
+            assert_true(step < 50000);
+            if (added < N && random_u64(seed, counter++, 1) % 3 == 0) {
+                int32_t n_prompt = 1 + (int32_t)(random_u64(seed, counter++, 1) % 120);
+                limits[added] = n_prompt + 1 + (int32_t)(random_u64(seed, counter++, 1) % 72);
+                add(&b, &m[added], n_prompt, (int32_t)(random_u64(seed, counter++, 1) % 3));
+                m[added++].sequence.n_max = 192;
+            }
+            if (before.n > 0) {
+                int64_t preemptions = scheduler_preemptions(b.scheduler);
+                plan_ahead(&b);
+                assert_int_equal(preemptions, scheduler_preemptions(b.scheduler));
+                n_ahead += b.n > 0;
+                n_refused += b.n < 0;
+            } else {
+                plan(&b);
+            }
+            if (b.n > 0) check_step(&b, max_seqs, budget);
+            if (b.n > 0) scheduler_commit(b.scheduler);
+            for (int32_t i = 0; i < before.n; i++) { /* what the step before has chosen */
+                struct sequence *q = before.items[i].sequence;
+                if (!before.items[i].chooses || q->state == SEQUENCE_FINISHED) continue;
+                scheduler_append(b.scheduler, q, 7);
+                int32_t id = (int32_t)((struct sequence_memory *)q - m);
+                bool cancel = random_u64(seed, counter++, 1) % 100 == 0;
+                if (q->n_known < limits[id] && q->n_known < q->n_max && !cancel) continue;
+                scheduler_remove(b.scheduler, q);
+                done++;
+            }
+            before = b;
+        }
+        assert_int_equal(block_held_count(b.blocks), 0);
+        bench_free(&b);
+    }
+    assert_true(n_ahead > 5000 && n_refused > 20);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -366,7 +478,9 @@ int main(void)
         cmocka_unit_test(cached_blocks_are_held_before_any_is_taken),
         cmocka_unit_test(siblings_wait_for_the_prompt),
         cmocka_unit_test(keys_keep_equal_tokens_apart),
+        cmocka_unit_test(plans_ahead),
         cmocka_unit_test(random_sequences),
+        cmocka_unit_test(random_sequences_ahead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,8 +8,10 @@
 
 #include <stdint.h>
 
+#include "base/host_device.h"
+
 /* 64 random bits for (seed, counter, stream). */
-static inline uint64_t random_u64(uint64_t seed, uint64_t counter, uint64_t stream)
+HOST_DEVICE uint64_t random_u64(uint64_t seed, uint64_t counter, uint64_t stream)
 {
     uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32);
     uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
@@ -24,7 +26,7 @@ static inline uint64_t random_u64(uint64_t seed, uint64_t counter, uint64_t stre
 }
 
 /* Uniform in [0, 1), 53 bits. */
-static inline double random_uniform(uint64_t seed, uint64_t counter, uint64_t stream)
+HOST_DEVICE double random_uniform(uint64_t seed, uint64_t counter, uint64_t stream)
 {
     return (double)(random_u64(seed, counter, stream) >> 11) * 0x1p-53;
 }

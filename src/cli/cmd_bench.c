@@ -15,6 +15,7 @@
 struct bench {
     struct session session;
     const struct options *options;
+    linnet_device_info device; /* of the ladder */
     struct integers prompts, batches;
     double bandwidth; /* bytes a second, measured */
     uint64_t n_prompts_made;
@@ -194,6 +195,15 @@ struct row {
     double bytes, flops; /* of one step; it reads every weight that the plan counts once */
 };
 
+/* First line of a table; JSON has it in its rows. */
+static void title(struct bench *b, const char *device, const char *reason, struct strbuf *out)
+{
+    b->titled = true;
+    strbuf_text(out, "device: ");
+    session_device(device, reason, out);
+    strbuf_char(out, '\n');
+}
+
 static bool show(struct bench *b, const struct row *r)
 {
     const char *device = b->session.plan.device, *dtype = b->session.info.dtype;
@@ -209,12 +219,12 @@ static bool show(struct bench *b, const struct row *r)
     }
     struct strbuf line = {0};
     if (!b->titled) {
-        strbuf_format(&line, "%s, %s, on %s; memory reads at %.1f GB/s\n", b->session.info.name,
-                      dtype, device, b->bandwidth / 1e9);
+        title(b, device, b->session.plan.device_reason, &line);
+        strbuf_format(&line, "%s, %s; memory reads at %.1f GB/s\n", b->session.info.name, dtype,
+                      b->bandwidth / 1e9);
         strbuf_format(&line, "%-8s %6s %7s %10s %10s %8s %7s %8s\n", "", "batch", "prompt",
                       "ms/step", "tokens/s", "GB/s", "share", "TFLOP/s");
     }
-    b->titled = true;
     strbuf_format(&line, "%-8s %6lld %7lld %10.2f %10.1f %8.2f %6.0f%% %8.3f\n", r->what,
                   (long long)r->batch, (long long)r->prompt, r->step_s * 1e3, r->tokens_s,
                   rate / 1e9, 100 * share, tflops);
@@ -303,17 +313,19 @@ static linnet_status decode(struct bench *b, int64_t batch, int64_t n_prompt, st
 static linnet_status engine_options(struct bench *b, linnet_engine_options *e, linnet_error *err)
 {
     int64_t batch = largest(&b->batches), prompt = largest(&b->prompts);
-    int64_t budget = e->max_num_batched_tokens ? e->max_num_batched_tokens : 512;
-    int64_t longest = prompt + b->options->generated + head_start(batch, prompt, budget);
     linnet_plan plan;
+    e->no_prefix_caching = true;
+    if (!e->max_num_seqs) e->max_num_seqs = (int32_t)batch;
+    linnet_status status = linnet_engine_plan(b->session.model, e, &plan, err);
+    if (status) return status;
+    int64_t longest =
+        prompt + b->options->generated + head_start(batch, prompt, plan.max_num_batched_tokens);
     if (longest > INT32_MAX / 2)
         return error_set(err, LINNET_TOO_LONG, "a sequence of %lld tokens is too long",
                          (long long)longest);
-    e->no_prefix_caching = true;
-    if (!e->max_num_seqs) e->max_num_seqs = (int32_t)batch;
     if (!e->max_model_len) e->max_model_len = (int32_t)longest;
     if (e->kv_cache_memory) return LINNET_OK;
-    linnet_status status = linnet_engine_plan(b->session.model, e, &plan, err);
+    status = linnet_engine_plan(b->session.model, e, &plan, err);
     if (status) return status;
     int64_t tokens = batch * (longest + plan.block_tokens),
             least = e->max_model_len + plan.block_tokens;
@@ -347,6 +359,12 @@ static int speeds(struct bench *b)
 
 /* ---- ladder -------------------------------------------------------------------------------- */
 
+static void title_ladder(struct bench *b, struct strbuf *line)
+{
+    title(b, b->device.name, b->device.reason, line);
+    strbuf_format(line, "%-28s %8s %9s %10s\n", "stage", "tokens", "s", "tokens/s");
+}
+
 static void on_stage(void *user, const linnet_ladder_row *stage)
 {
     struct bench *b = user;
@@ -359,9 +377,7 @@ static void on_stage(void *user, const linnet_ladder_row *stage)
         return;
     }
     struct strbuf line = {0};
-    if (!b->titled)
-        strbuf_format(&line, "%-28s %8s %9s %10s\n", "stage", "tokens", "s", "tokens/s");
-    b->titled = true;
+    if (!b->titled) title_ladder(b, &line);
     strbuf_format(&line, "%-28s %8d %9.3f %10.1f\n", stage->stage, stage->n_tokens, stage->seconds,
                   rate);
     b->failed = !output_strbuf(&line);
@@ -369,12 +385,13 @@ static void on_stage(void *user, const linnet_ladder_row *stage)
 
 static int ladder(struct bench *b)
 {
-    enum { PROMPT = 16, TOKENS = 32 }; /* the first stage is quadratic */
     const struct options *o = b->options;
-    int64_t prompt = o->given[OPTION_PROMPT] ? o->prompt.items[0] : PROMPT;
-    int64_t tokens = o->given[OPTION_GENERATED] ? o->generated : TOKENS;
     linnet_engine_options engine = session_engine_options(o);
     linnet_error err;
+    if (linnet_device_find(o->device, &b->device, &err)) return output_error(&err);
+    int64_t prompt = b->device.gpu ? 128 : 16, tokens = b->device.gpu ? 128 : 32;
+    if (o->given[OPTION_PROMPT]) prompt = o->prompt.items[0];
+    if (o->given[OPTION_GENERATED]) tokens = o->generated;
     if (o->dry_run) return session_dry_run(&b->session, &engine);
     if (linnet_ladder(b->session.model, &engine, (int32_t)prompt, (int32_t)tokens, on_stage, b,
                       &err))

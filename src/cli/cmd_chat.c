@@ -175,6 +175,10 @@ static enum line_result read_message(struct chat *chat, struct strbuf *out)
 
 static void banner(const struct chat *chat)
 {
+    struct strbuf device = {0};
+    session_device(chat->session.plan.device, chat->session.plan.device_reason, &device);
+    chat_remark(chat, "device: %s", strbuf_cstr(&device));
+    strbuf_free(&device);
     chat_remark(chat, "%s, context of %d tokens. /help lists the commands, Ctrl-D leaves.",
                 chat->session.info.name, chat->session.plan.max_model_len);
 }

@@ -5,9 +5,28 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/threads.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+
+static linnet_status open_model(struct session *s, const char *path, linnet_error *err)
+{
+    const struct options *o = s->options;
+    if (o->tokenizer) return linnet_model_open_tokenizer(o->tokenizer, &s->model, err);
+    if (o->random)
+        return linnet_model_random(o->random, o->dtype, (uint64_t)o->seed, &s->model, err);
+    return linnet_model_open(path, &s->model, err);
+}
+
+/* Whoever asks for the device later hears what there is to say. */
+static void *wake_device(void *options)
+{
+    linnet_device_info info;
+    linnet_error err;
+    linnet_device_find(((const struct options *)options)->device, &info, &err);
+    return NULL;
+}
 
 linnet_status session_open(struct session *s, const struct options *options, bool positional,
                            linnet_error *err)
@@ -15,15 +34,13 @@ linnet_status session_open(struct session *s, const struct options *options, boo
     *s = (struct session){.options = options};
     double begun = clock_seconds();
     const char *path = options->model;
-    linnet_status status;
+    pthread_t waking;
     if (positional && options->arguments.n) path = options->arguments.items[0];
-    if (options->tokenizer)
-        status = linnet_model_open_tokenizer(options->tokenizer, &s->model, err);
-    else if (options->random)
-        status = linnet_model_random(options->random, options->dtype, (uint64_t)options->seed,
-                                     &s->model, err);
-    else
-        status = linnet_model_open(path, &s->model, err);
+    /* a GPU wakes while the model is opened */
+    bool wakes = options->command != COMMAND_TOKENIZE &&
+                 thread_start(&waking, wake_device, (void *)(uintptr_t)options) == 0;
+    linnet_status status = open_model(s, path, err);
+    if (wakes) pthread_join(waking, NULL);
     if (status) return status;
     linnet_model_get_info(s->model, &s->info);
     s->load_s = clock_seconds() - begun;
@@ -49,9 +66,13 @@ linnet_status session_start(struct session *s, const linnet_engine_options *engi
     linnet_engine_get_plan(s->engine, &s->plan);
     s->load_s += clock_seconds() - begun;
     if (!s->options->verbose) return LINNET_OK;
-    output_note("%s on %s: weights %s, cache %s for %lld tokens, loaded in %.2f s", s->info.name,
-                s->plan.device, output_bytes(s->plan.weights), output_bytes(s->plan.kv_cache),
+    struct strbuf device = {0};
+    session_device(s->plan.device, s->plan.device_reason, &device);
+    output_note("device: %s", strbuf_cstr(&device));
+    output_note("%s: weights %s, cache %s for %lld tokens, loaded in %.2f s", s->info.name,
+                output_bytes(s->plan.weights), output_bytes(s->plan.kv_cache),
                 (long long)s->plan.n_blocks * s->plan.block_tokens, s->load_s);
+    strbuf_free(&device);
     return LINNET_OK;
 }
 
@@ -100,23 +121,34 @@ linnet_sampling session_sampling(const struct session *s)
 
 json_t *session_plan_json(const linnet_plan *p)
 {
-    return json_pack("{s:s?,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:I,s:i,s:i,s:i,s:i}", "device", p->device,
-                     "weights", (json_int_t)p->weights, "kv_cache", (json_int_t)p->kv_cache,
-                     "activations", (json_int_t)p->activations, "total", (json_int_t)p->total,
-                     "available", (json_int_t)p->available, "n_blocks", p->n_blocks, "block_tokens",
-                     p->block_tokens, "kv_bytes_per_token", (json_int_t)p->kv_bytes_per_token,
-                     "max_model_len", p->max_model_len, "max_num_seqs", p->max_num_seqs,
-                     "max_num_batched_tokens", p->max_num_batched_tokens, "threads", p->threads);
+    return json_pack("{s:s?,s:s?,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:I,s:i,s:i,s:i,s:i}", "device",
+                     p->device, "device_reason", p->device_reason, "scratch",
+                     (json_int_t)p->scratch, "weights", (json_int_t)p->weights, "kv_cache",
+                     (json_int_t)p->kv_cache, "activations", (json_int_t)p->activations, "total",
+                     (json_int_t)p->total, "available", (json_int_t)p->available, "n_blocks",
+                     p->n_blocks, "block_tokens", p->block_tokens, "kv_bytes_per_token",
+                     (json_int_t)p->kv_bytes_per_token, "max_model_len", p->max_model_len,
+                     "max_num_seqs", p->max_num_seqs, "max_num_batched_tokens",
+                     p->max_num_batched_tokens, "threads", p->threads);
+}
+
+void session_device(const char *device, const char *reason, struct strbuf *out)
+{
+    strbuf_text(out, device ? device : "?");
+    if (reason) strbuf_format(out, "; no GPU: %s", reason);
 }
 
 bool session_print_plan(const linnet_plan *p, struct strbuf *out)
 {
-    strbuf_format(out, "device       %s\n", p->device ? p->device : "?");
-    strbuf_format(out, "weights      %s\n", output_bytes(p->weights));
+    strbuf_text(out, "device       ");
+    session_device(p->device, p->device_reason, out);
+    strbuf_format(out, "\nweights      %s\n", output_bytes(p->weights));
     strbuf_format(out, "KV cache     %s: %d blocks of %d tokens, %s a token\n",
                   output_bytes(p->kv_cache), p->n_blocks, p->block_tokens,
                   output_bytes(p->kv_bytes_per_token));
     strbuf_format(out, "activations  %s\n", output_bytes(p->activations));
+    if (p->scratch)
+        strbuf_format(out, "scratch      %s: loading, recorded steps\n", output_bytes(p->scratch));
     strbuf_format(out, "total        %s of %s available\n", output_bytes(p->total),
                   output_bytes(p->available));
     strbuf_format(out, "limits       %d tokens a sequence, %d sequences and %d tokens a step\n",

@@ -32,6 +32,8 @@ linnet_sampling session_sampling(const struct session *s);
 /* --dry-run: the plan alone, as a table or JSON. Returns the exit code. */
 int session_dry_run(const struct session *s, const linnet_engine_options *engine);
 json_t *session_plan_json(const linnet_plan *plan);
+/* "cpu (avx2); no GPU: ..." */
+void session_device(const char *device, const char *reason, struct strbuf *out);
 bool session_print_plan(const linnet_plan *plan, struct strbuf *out);
 
 /* {"messages": ...} -> ids. Refuses a model without template, naming `instead`. */

@@ -38,6 +38,19 @@ static const float *compute_logits(void *self, int32_t i)
     return decoder_logits(c->decoder, i);
 }
 
+static linnet_status compute_submit(void *self, const struct step *s,
+                                    const struct choice_rule *rules, linnet_error *err)
+{
+    struct compute *c = self;
+    return decoder_submit(c->decoder, s, rules, err);
+}
+
+static linnet_status compute_collect(void *self, const struct chosen **out, linnet_error *err)
+{
+    struct compute *c = self;
+    return decoder_collect(c->decoder, out, err);
+}
+
 static void compute_close(void *self)
 {
     struct compute *c = self;
@@ -90,15 +103,22 @@ linnet_status linnet_engine_create(linnet_model *m, const linnet_engine_options 
     linnet_plan plan;
     struct device device;
     struct compute *compute = NULL;
-    linnet_status status = linnet_engine_plan(m, o, &plan, err);
-    if (!status) status = find_device(o->device, &device, err);
+    if (!m->checkpoint)
+        return error_set(err, LINNET_INVALID, "%s is a tokenizer without a model", m->path);
+    linnet_status status = find_device(o->device, &device, err);
+    if (!status) status = plan_on(m, o, &device, &plan, err);
     if (status) return status;
     struct engine_config config = engine_settings(m, o, &plan);
     if (getrandom(&config.hash_seed, sizeof config.hash_seed, 0) != sizeof config.hash_seed)
         return error_set(err, LINNET_IO, "the system gives no random numbers");
     status = compute_open(m, &device, &plan, o, &compute, err);
     if (status) return status;
-    config.runner = (struct runner){compute, compute_step, compute_logits, compute_close};
+    config.runner = (struct runner){
+        .self = compute, .step = compute_step, .logits = compute_logits, .close = compute_close};
+    if (decoder_can_choose(compute->decoder)) {
+        config.runner.submit = compute_submit;
+        config.runner.collect = compute_collect;
+    }
     linnet_engine *e;
     status = engine_open(&config, &e, err);
     if (status) return status;

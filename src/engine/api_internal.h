@@ -8,8 +8,10 @@
 /* Where a model computes. */
 struct device {
     const struct ops *ops;
-    const char *text;  /* for people; static */
-    int64_t available; /* bytes free on it */
+    const char *text;   /* for people; static */
+    int64_t available;  /* bytes free on it */
+    bool gpu;           /* with memory of its own */
+    const char *reason; /* why "auto" took no GPU, or NULL; static */
 };
 
 /* "auto" (or NULL) takes a usable GPU, else the CPU. */
@@ -17,6 +19,10 @@ linnet_status find_device(const char *name, struct device *out, linnet_error *er
 
 /* Bytes that this process may still take: the machine's and its control group's. */
 int64_t available_memory(void);
+
+/* linnet_engine_plan for a device that is found. */
+linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
+                      const struct device *device, linnet_plan *plan, linnet_error *err);
 
 struct limits plan_limits(const linnet_plan *plan);
 

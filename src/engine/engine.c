@@ -1,4 +1,4 @@
-/* engine.c - the loop: one turn takes what came in, runs one step, and says what came of it. */
+/* engine.c - what goes into the loop and what comes out of it, its thread, its life. */
 #include "engine/engine_internal.h"
 
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static void list_remove(struct request_list *list, struct request *r)
 /* ---- events ------------------------------------------------------------------------------ */
 
 /* Hands the figures out, for linnet_engine_get_stats. */
-static void publish(linnet_engine *e)
+void engine_publish(linnet_engine *e)
 {
     e->stats.n_running = scheduler_running(e->scheduler);
     e->stats.n_waiting = scheduler_waiting(e->scheduler);
@@ -41,7 +41,7 @@ static void publish(linnet_engine *e)
     pthread_mutex_unlock(&e->mutex);
 }
 
-static void emit(struct choice *c, linnet_event *event)
+void engine_emit(struct choice *c, linnet_event *event)
 {
     const struct sequence *q = &c->sequence;
     event->request = c->request->id;
@@ -64,12 +64,12 @@ static linnet_timings timings(const struct choice *c)
 }
 
 /* The last event of a choice. Its blocks are free before it is told. */
-static void finish(linnet_engine *e, struct choice *c, linnet_finish why, const linnet_error *error)
+void engine_finish(linnet_engine *e, struct choice *c, linnet_finish why, const linnet_error *error)
 {
     if (c->sequence.state == SEQUENCE_FINISHED) return;
     scheduler_remove(e->scheduler, &c->sequence);
     c->request->n_active--;
-    publish(e);
+    engine_publish(e);
     linnet_event event = {.type = LINNET_EVENT_FINISHED,
                           .text = "",
                           .finish = why,
@@ -78,15 +78,15 @@ static void finish(linnet_engine *e, struct choice *c, linnet_finish why, const 
                           .preemptions = c->sequence.n_preemptions};
     if (c->detokenizer && !c->stopped)
         detokenizer_finish(c->detokenizer, &event.text, &event.text_size);
-    emit(c, &event);
+    engine_emit(c, &event);
 }
 
-/* Forgets the requests that have nothing left to say. */
-static void reap(linnet_engine *e)
+/* Forgets the requests that have nothing left to say and nothing under way. */
+void engine_reap(linnet_engine *e)
 {
     for (struct request *r = e->requests.first, *next; r; r = next) {
         next = r->next;
-        if (r->n_active > 0) continue;
+        if (r->n_active > 0 || r->n_pending > 0) continue;
         pthread_mutex_lock(&e->mutex);
         list_remove(&e->requests, r);
         pthread_mutex_unlock(&e->mutex);
@@ -107,7 +107,7 @@ static void empty_inbox(linnet_engine *e)
     e->n_inbox = 0;
 }
 
-static void receive(linnet_engine *e)
+void engine_receive(linnet_engine *e)
 {
     struct request *cancelled = NULL;
     pthread_mutex_lock(&e->mutex);
@@ -126,181 +126,22 @@ static void receive(linnet_engine *e)
             scheduler_add(e->scheduler, &added->choices[i].sequence);
     for (struct request *r = cancelled; r; r = r->next_cancelled)
         for (int32_t i = 0; i < r->n_choices; i++)
-            finish(e, &r->choices[i], LINNET_FINISH_CANCELLED, NULL);
+            engine_finish(e, &r->choices[i], LINNET_FINISH_CANCELLED, NULL);
 }
 
 /* Ends every request and takes no more; `error` says why to those who still try. */
-static void close_engine(linnet_engine *e, linnet_finish why, const linnet_error *error)
+void engine_close(linnet_engine *e, linnet_finish why, const linnet_error *error)
 {
+    engine_drop_steps(e);
     pthread_mutex_lock(&e->mutex);
     if (!e->closed.status) e->closed = *error;
     empty_inbox(e);
     pthread_mutex_unlock(&e->mutex);
     for (struct request *r = e->requests.first; r; r = r->next)
         for (int32_t i = 0; i < r->n_choices; i++)
-            finish(e, &r->choices[i], why, why == LINNET_FINISH_ERROR ? error : NULL);
-    reap(e);
-    publish(e);
-}
-
-/* ---- a step ------------------------------------------------------------------------------ */
-
-static void add_tokens(linnet_engine *e, const struct planned *p)
-{
-    const struct sequence *q = p->sequence;
-    struct step_arrays *a = &e->arrays;
-    struct step *s = &e->step;
-    for (int32_t position = p->begin; position < p->begin + p->count; position++) {
-        int32_t i = s->n_tokens++;
-        a->token_ids[i] = q->tokens[position];
-        a->positions[i] = position;
-        a->slot_mapping[i] =
-            q->blocks[position / BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS;
-        if (s->rope_lens) a->rope_lens[i] = position < q->n_prompt ? q->n_prompt : position + 1;
-    }
-}
-
-static bool gives_logits(const struct planned *p)
-{
-    return p->begin + p->count == p->sequence->n_known;
-}
-
-static void build_step(linnet_engine *e, const struct planned *items, int32_t n)
-{
-    struct step_arrays *a = &e->arrays;
-    struct step *s = &e->step;
-    s->n_tokens = s->n_logits = 0;
-    s->n_seqs = n;
-    for (int32_t i = 0; i < n; i++) {
-        const struct sequence *q = items[i].sequence;
-        a->query_start[i] = s->n_tokens;
-        add_tokens(e, &items[i]);
-        a->context_lens[i] = items[i].begin + items[i].count;
-        memcpy(a->block_tables + (size_t)i * (size_t)s->max_blocks, q->blocks,
-               (size_t)q->n_blocks * sizeof *q->blocks);
-        if (gives_logits(&items[i])) a->logit_rows[s->n_logits++] = s->n_tokens - 1;
-    }
-    a->query_start[n] = s->n_tokens;
-}
-
-/* Notes a first admission before the step, so that the wait ends where the work begins. */
-static void note_started(linnet_engine *e, struct choice *c, double now)
-{
-    if (c->started) return;
-    c->started = now;
-    e->stats.prompt_tokens += c->sequence.n_prompt;
-    e->stats.cached_tokens += c->sequence.n_cached;
-}
-
-static void report_prompt(struct choice *c)
-{
-    const struct sequence *q = &c->sequence;
-    int32_t done = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
-    if (done <= c->prompt_done) return; /* decoding, or computed again after a preemption */
-    c->prompt_done = done;
-    linnet_event event = {.type = LINNET_EVENT_PROMPT, .text = ""};
-    emit(c, &event);
-}
-
-static bool is_end(const struct request *r, int32_t id)
-{
-    for (int32_t i = 0; i < r->n_ends; i++)
-        if (r->ends[i] == id) return true;
-    return false;
-}
-
-/* Appends a chosen token and tells it. End tokens, then stop strings, then the length end it. */
-static void accept_token(linnet_engine *e, struct choice *c, const struct sample *sample)
-{
-    struct request *r = c->request;
-    struct sequence *q = &c->sequence;
-    q->tokens[q->n_known++] = sample->id;
-    e->stats.generated_tokens++;
-    if (!c->first_token) c->first_token = clock_seconds();
-
-    linnet_event event = {.type = LINNET_EVENT_TOKEN, .text = "", .token = sample->id};
-    linnet_logprob top[SAMPLER_MAX_LOGPROBS];
-    if (r->n_logprobs >= 0) {
-        for (int32_t i = 0; i < sample->n_top; i++)
-            top[i] = (linnet_logprob){sample->top[i].id, sample->top[i].logprob};
-        event.has_logprobs = true;
-        event.logprob = sample->logprob;
-        event.top = top;
-        event.n_top = (size_t)sample->n_top;
-    }
-    bool end = is_end(r, sample->id);
-    if (c->detokenizer && (!end || r->include_stop))
-        c->stopped = detokenizer_push(c->detokenizer, sample->id, &event.text, &event.text_size);
-    emit(c, &event);
-    if (end || c->stopped)
-        finish(e, c, LINNET_FINISH_STOP, NULL);
-    else if (q->n_known - q->n_prompt == r->max_tokens)
-        finish(e, c, LINNET_FINISH_LENGTH, NULL);
-}
-
-static void choose_token(linnet_engine *e, struct choice *c, const float *logits)
-{
-    const struct request *r = c->request;
-    const struct sequence *q = &c->sequence;
-    const struct tokenizer *t = e->config.tokenizer;
-    int32_t n_output = q->n_known - q->n_prompt;
-    int32_t n_allowed = t ? tokenizer_size(t) : e->config.n_vocab;
-    struct sample_context context = {
-        .tokens = q->tokens,
-        .n_prompt = q->n_prompt,
-        .n_output = n_output,
-        .banned = r->ends,
-        .n_banned = n_output < r->min_tokens ? r->n_ends : 0,
-        .n_allowed = n_allowed < e->config.n_vocab ? n_allowed : e->config.n_vocab,
-        .stream = (uint64_t)c->index,
-    };
-    struct sample sample;
-    linnet_error error = {0};
-    if (sampler_choose(e->sampler, logits, &r->sampling, &context, r->n_logprobs, &sample, &error))
-        finish(e, c, LINNET_FINISH_ERROR, &error);
-    else
-        accept_token(e, c, &sample);
-}
-
-static linnet_status run_step(linnet_engine *e, const struct planned *items, int32_t n,
-                              linnet_error *err)
-{
-    double begin = clock_seconds();
-    for (int32_t i = 0; i < n; i++) note_started(e, items[i].sequence->owner, begin);
-    build_step(e, items, n);
-    linnet_status status = e->config.runner.step(e->config.runner.self, &e->step, err);
-    if (status) return status;
-    scheduler_commit(e->scheduler);
-    e->stats.n_steps++;
-    for (int32_t i = 0, row = 0; i < n; i++) {
-        struct choice *c = items[i].sequence->owner;
-        bool logits = gives_logits(&items[i]); /* before the new token changes n_known */
-        report_prompt(c);
-        if (logits) choose_token(e, c, e->config.runner.logits(e->config.runner.self, row++));
-    }
-    e->stats.step_seconds += clock_seconds() - begin;
-    return LINNET_OK;
-}
-
-bool engine_turn(linnet_engine *e)
-{
-    linnet_error err = {0};
-    linnet_status status = LINNET_OK;
-    const struct planned *items;
-    receive(e);
-    reap(e);
-    int32_t n = scheduler_plan(e->scheduler, &items);
-    if (n > 0)
-        status = run_step(e, items, n, &err);
-    else if (e->requests.first)
-        status = error_set(&err, LINNET_INTERNAL, "the scheduler finds nothing to do");
-    if (status) {
-        error_prefix(&err, "the engine has stopped");
-        close_engine(e, LINNET_FINISH_ERROR, &err);
-    }
-    reap(e);
-    publish(e);
-    return e->requests.first != NULL;
+            engine_finish(e, &r->choices[i], why, why == LINNET_FINISH_ERROR ? error : NULL);
+    engine_reap(e);
+    engine_publish(e);
 }
 
 /* ---- the thread -------------------------------------------------------------------------- */
@@ -323,7 +164,7 @@ static void shut_down(linnet_engine *e)
 {
     linnet_error err;
     error_set(&err, LINNET_CANCELLED, "the engine is shutting down");
-    close_engine(e, LINNET_FINISH_CANCELLED, &err);
+    engine_close(e, LINNET_FINISH_CANCELLED, &err);
 }
 
 static void *engine_main(void *arg)
@@ -379,6 +220,18 @@ static linnet_status reserve_step(linnet_engine *e, linnet_error *err)
     return LINNET_OK;
 }
 
+/* What a device that chooses tokens needs besides. */
+static linnet_status reserve_rules(linnet_engine *e, linnet_error *err)
+{
+    size_t max_seqs = (size_t)e->config.limits.max_seqs, n_vocab = (size_t)e->config.n_vocab;
+    e->rules = mem_new(max_seqs, sizeof *e->rules);
+    e->places = mem_new(n_vocab, sizeof *e->places);
+    return e->rules && e->places
+               ? LINNET_OK
+               : error_memory(err, "the rules of a step",
+                              max_seqs * sizeof *e->rules + n_vocab * sizeof *e->places);
+}
+
 linnet_status engine_open(const struct engine_config *config, linnet_engine **out,
                           linnet_error *err)
 {
@@ -400,12 +253,13 @@ linnet_status engine_open(const struct engine_config *config, linnet_engine **ou
                                   &e->scheduler, err);
     if (!status) status = sampler_create(config->n_vocab, &e->sampler, err);
     if (!status) status = reserve_step(e, err);
+    if (!status && config->runner.submit) status = reserve_rules(e, err);
     if (status) {
         linnet_engine_destroy(e);
         return status;
     }
     e->stats.n_blocks = config->limits.n_blocks;
-    publish(e);
+    engine_publish(e);
     *out = e;
     return LINNET_OK;
 }
@@ -429,6 +283,8 @@ void linnet_engine_destroy(linnet_engine *e)
     pthread_cond_destroy(&e->wake);
     pthread_mutex_destroy(&e->mutex);
     free(e->numbers);
+    free(e->rules);
+    free(e->places);
     free(e);
 }
 

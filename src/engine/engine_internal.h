@@ -24,6 +24,16 @@ struct runner {
     linnet_status (*step)(void *self, const struct step *s, linnet_error *err);
     const float *(*logits)(void *self, int32_t i); /* wanted row i of the last step */
     void (*close)(void *self);                     /* NULL: nothing to free */
+
+    /*
+     * A device that chooses tokens itself (NULL: the host does, after each step). `submit` has read
+     * the step and its rules when it returns: both may change at once. Each step that was
+     * submitted is collected once, even after a failure; at most two are under way, and none when
+     * `step` is called.
+     */
+    linnet_status (*submit)(void *self, const struct step *s, const struct choice_rule *rules,
+                            linnet_error *err);
+    linnet_status (*collect)(void *self, const struct chosen **out, linnet_error *err);
 };
 
 struct engine_config {
@@ -47,6 +57,8 @@ struct choice {
     struct detokenizer *detokenizer; /* NULL: no text */
     bool stopped;                    /* a stop string has ended the text */
     int32_t prompt_done;             /* the most that was ever computed of the prompt */
+    int32_t row;                     /* wanted row of its newest token in the step begun last */
+    struct adjustment *adjustments;  /* room for those of its next token */
     double started, first_token;     /* clock_seconds; 0: not yet */
 };
 
@@ -64,14 +76,23 @@ struct request {
     int32_t n_ends;
     int32_t max_tokens, min_tokens; /* max_tokens: never beyond the context */
     bool include_stop;
-    int32_t n_active; /* choices not finished */
+    int32_t n_active;  /* choices not finished */
+    int32_t n_pending; /* entries of pending steps */
     int32_t n_choices;
     int32_t *numbers; /* the choices' tokens and block tables */
+    struct adjustment *adjustments;
     struct choice choices[];
 };
 
 struct request_list {
     struct request *first, *last;
+};
+
+/* A step that was begun and whose outcome nobody has been told yet. */
+struct pending_step {
+    const struct planned *items;
+    int32_t n_items;
+    double begun; /* clock_seconds */
 };
 
 struct linnet_engine {
@@ -88,7 +109,12 @@ struct linnet_engine {
         int32_t *context_lens, *logit_rows;                        /* [max_seqs] */
         int32_t *block_tables;                                     /* [max_seqs, max_blocks] */
     } arrays;
-    int32_t *numbers; /* the memory of the arrays */
+    int32_t *numbers;               /* the memory of the arrays */
+    struct choice_rule *rules;      /* [max_seqs] */
+    int32_t *places;                /* [n_vocab] where an id's adjustment may be */
+    struct pending_step pending[2]; /* the older first */
+    int32_t n_pending;
+    double last_outcome; /* when the last step was done with */
     linnet_stats stats;
 
     /* Shared. */
@@ -114,6 +140,11 @@ linnet_status request_create(const struct engine_config *config, const linnet_re
                              struct request **out, linnet_error *err);
 void request_free(struct request *r);
 
+static inline bool has_penalties(const struct sampling *s)
+{
+    return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+}
+
 /* ---- engine.c ---- */
 
 /* How many numbers the arrays of a step take in all. */
@@ -124,8 +155,23 @@ linnet_status engine_open(const struct engine_config *config, linnet_engine **ou
                           linnet_error *err);
 linnet_status engine_start_thread(linnet_engine *e, linnet_error *err);
 
-/* One turn of the loop: takes what was submitted and cancelled, runs one step, reports. True while
- * there are requests left. The thread's own; tests call it on an engine without one. */
+/* Parts of a turn. */
+void engine_receive(linnet_engine *e);
+void engine_emit(struct choice *c, linnet_event *event);
+void engine_finish(linnet_engine *e, struct choice *c, linnet_finish why,
+                   const linnet_error *error);
+void engine_reap(linnet_engine *e);
+void engine_publish(linnet_engine *e);
+void engine_close(linnet_engine *e, linnet_finish why, const linnet_error *error);
+
+/* ---- turn.c ---- */
+
+/* One turn of the loop: takes what was submitted and cancelled, begins a step, reports what is
+ * known. True while there are requests left. The thread's own; tests call it on an engine without
+ * one. */
 bool engine_turn(linnet_engine *e);
+
+/* Waits for what is under way and forgets it. */
+void engine_drop_steps(linnet_engine *e);
 
 #endif

@@ -55,45 +55,106 @@ static linnet_status same_tokens(const struct ladder *l, const char *stage, cons
                      stage);
 }
 
-/* Without and with a contiguous cache, on a decoder of one's own. */
-static linnet_status simple_stages(const struct ladder *l, linnet_error *err)
-{
-    static const char *const stages[2] = {"no cache", "contiguous cache"};
-    int32_t length = l->n_prompt + l->n_tokens;
-    struct limits limits = {.max_tokens = length < 512 ? length : 512,
-                            .max_logits = 1,
-                            .max_seqs = 1,
-                            .max_context = length,
-                            .n_blocks = blocks_for(length)};
+/* One sequence on a decoder of one's own. */
+struct simple_stage {
+    const char *name;
+    bool with_cache, scattered;   /* else contiguous */
+    bool separate, gather, eager; /* see struct limits */
+};
+
+static const struct simple_stage host_stages[] = {
+    {.name = "no cache"},
+    {.name = "contiguous cache", .with_cache = true},
+};
+
+static const struct simple_stage gpu_stages[] = {
+    {"no cache", false, false, true, false, true},
+    {"contiguous cache", true, false, true, false, true},
+    {"paged cache, gathered", true, true, true, true, true},
+    {"paged attention kernel", true, true, true, false, true},
+    {"fused kernels", true, true, false, false, true},
+    {"recorded steps (CUDA graph)", true, true, false, false, false},
+};
+
+/* What the stages compute with; the decoder is kept while the next stage wants the same. */
+struct simple_bench {
     struct device device;
     struct pool *pool;
-    struct decoder *d = NULL;
-    struct simple *s = NULL;
-    int32_t *tokens = mem_new((size_t)length, sizeof *tokens);
-    linnet_status status = find_device(l->options->device, &device, err);
-    if (!status && !tokens)
-        status = error_memory(err, "the tokens", (size_t)length * sizeof *tokens);
-    if (!status) status = pool_create(l->options->threads, &pool, err);
-    if (status) {
-        free(tokens);
-        return status;
+    struct limits limits;
+    struct decoder *d;
+    struct simple *s;
+    int32_t *tokens;
+};
+
+static linnet_status prepare_stage(struct simple_bench *b, const struct ladder *l,
+                                   const struct simple_stage *stage, linnet_error *err)
+{
+    struct limits *limits = &b->limits;
+    linnet_status status = LINNET_OK;
+    if (!b->d || limits->separate != stage->separate || limits->gather != stage->gather ||
+        limits->eager != stage->eager) {
+        limits->separate = stage->separate;
+        limits->gather = stage->gather;
+        limits->eager = stage->eager;
+        simple_destroy(b->s);
+        decoder_destroy(b->d);
+        b->s = NULL;
+        b->d = NULL;
+        status = decoder_create(l->model->checkpoint, &l->model->config, b->device.ops, b->pool,
+                                limits, NULL, NULL, &b->d, err);
     }
-    status = decoder_create(l->model->checkpoint, &l->model->config, device.ops, pool, &limits,
-                            NULL, NULL, &d, err);
-    if (!status) status = simple_create(d, &s, err);
-    for (int i = 0; i < 2 && !status; i++) {
-        memcpy(tokens, l->tokens, (size_t)l->n_prompt * sizeof *tokens);
+    if (!status && !b->s) status = simple_create(b->d, &b->s, err);
+    if (!status && stage->scattered) simple_scatter(b->s);
+    memcpy(b->tokens, l->tokens, (size_t)l->n_prompt * sizeof *b->tokens);
+    return status;
+}
+
+/* A GPU's first run loads kernels and records steps: the second one is measured. */
+static int n_runs(const struct device *device)
+{
+    return device->gpu ? 2 : 1;
+}
+
+static linnet_status run_stage(struct simple_bench *b, const struct ladder *l,
+                               const struct simple_stage *stage, linnet_error *err)
+{
+    double seconds = 0;
+    linnet_status status = prepare_stage(b, l, stage, err);
+    for (int run = 0; run < n_runs(&b->device) && !status; run++) {
         double begin = clock_seconds();
-        status = simple_generate(s, tokens, l->n_prompt, l->n_tokens, l->n_ids, i == 1, err);
-        double seconds = clock_seconds() - begin;
-        if (!status && i == 0) memcpy(l->tokens, tokens, (size_t)length * sizeof *tokens);
-        if (!status) status = same_tokens(l, stages[i], tokens, err);
-        if (!status) tell(l, stages[i], l->n_tokens, seconds);
+        status = simple_generate(b->s, b->tokens, l->n_prompt, l->n_tokens, l->n_ids,
+                                 stage->with_cache, err);
+        seconds = clock_seconds() - begin;
     }
-    simple_destroy(s);
-    decoder_destroy(d);
-    pool_destroy(pool);
-    free(tokens);
+    size_t length = (size_t)(l->n_prompt + l->n_tokens);
+    if (!status && stage == (b->device.gpu ? gpu_stages : host_stages))
+        memcpy(l->tokens, b->tokens, length * sizeof *b->tokens);
+    if (!status) status = same_tokens(l, stage->name, b->tokens, err);
+    if (!status) tell(l, stage->name, l->n_tokens, seconds);
+    return status;
+}
+
+static linnet_status simple_stages(const struct ladder *l, linnet_error *err)
+{
+    int32_t length = l->n_prompt + l->n_tokens;
+    struct simple_bench b = {.limits = {.max_tokens = length < 512 ? length : 512,
+                                        .max_logits = 1,
+                                        .max_seqs = 1,
+                                        .max_context = length,
+                                        .n_blocks = blocks_for(length)}};
+    b.tokens = mem_new((size_t)length, sizeof *b.tokens);
+    linnet_status status = find_device(l->options->device, &b.device, err);
+    if (!status && !b.tokens)
+        status = error_memory(err, "the tokens", (size_t)length * sizeof *b.tokens);
+    if (!status) status = pool_create(l->options->threads, &b.pool, err);
+    const struct simple_stage *stages = b.device.gpu ? gpu_stages : host_stages;
+    size_t n = b.device.gpu ? sizeof gpu_stages / sizeof *gpu_stages
+                            : sizeof host_stages / sizeof *host_stages;
+    for (size_t i = 0; i < n && !status; i++) status = run_stage(&b, l, &stages[i], err);
+    simple_destroy(b.s);
+    decoder_destroy(b.d);
+    pool_destroy(b.pool);
+    free(b.tokens);
     return status;
 }
 
@@ -168,8 +229,10 @@ static linnet_status engine_stages(const struct ladder *l, linnet_error *err)
     } stages[2] = {{"paged cache, scheduler", 1}, {"continuous batching, 8", BATCH}};
     linnet_engine_options options = *l->options;
     linnet_engine *e;
+    struct device device;
     options.no_prefix_caching = true;
-    linnet_status status = linnet_engine_create(l->model, &options, &e, err);
+    linnet_status status = find_device(options.device, &device, err);
+    if (!status) status = linnet_engine_create(l->model, &options, &e, err);
     if (status) return status;
     struct stage s = {.length = l->n_prompt + l->n_tokens, .n_prompt = l->n_prompt};
     linnet_plan plan;
@@ -184,9 +247,12 @@ static linnet_status engine_stages(const struct ladder *l, linnet_error *err)
     if (!status && !s.tokens)
         status = error_memory(err, "the tokens", (size_t)(BATCH * s.length) * sizeof *s.tokens);
     for (int i = 0; i < 2 && !status; i++) {
-        double begin = clock_seconds();
-        status = run_requests(e, l, &s, stages[i].n, err);
-        double seconds = clock_seconds() - begin;
+        double seconds = 0;
+        for (int run = 0; run < n_runs(&device) && !status; run++) {
+            double begin = clock_seconds();
+            status = run_requests(e, l, &s, stages[i].n, err);
+            seconds = clock_seconds() - begin;
+        }
         for (int32_t j = 0; j < stages[i].n && !status; j++)
             status = same_tokens(l, stages[i].name, s.tokens + j * s.length, err);
         if (!status) tell(l, stages[i].name, stages[i].n * l->n_tokens, seconds);

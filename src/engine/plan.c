@@ -8,15 +8,31 @@
 #include "model/decoder.h"
 
 enum {
-    DEFAULT_SEQS = 64,
-    DEFAULT_BATCHED_TOKENS = 512,
     MAX_BLOCKS = INT32_MAX / BLOCK_TOKENS, /* slots are 32-bit numbers */
-    TOKENS_PER_SEQ = 1024                  /* for which the cache has room by default */
+    TOKENS_PER_SEQ = 1024                  /* for which a cache in the host's memory has room */
 };
+
+/* What suits a device, where nothing was asked for. */
+struct habits {
+    int32_t seqs, batched_tokens;
+    /* a GPU's memory besides weights, cache and activations: the buffers of loading, what its
+     * blocks of weights leave unused, recorded steps */
+    int64_t scratch;
+};
+
+static struct habits device_habits(const struct device *device)
+{
+    return device->gpu ? (struct habits){256, 2048, 384 << 20} : (struct habits){64, 512, 0};
+}
 
 static int64_t minimum(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+static int64_t maximum(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 
 /* ---- the machine ------------------------------------------------------------------------- */
@@ -104,18 +120,29 @@ static linnet_status plan_given_cache(const linnet_engine_options *o, int32_t mo
     return LINNET_OK;
 }
 
-/*
- * The cache's size is ours to choose: a context of the model's length if a quarter of the memory
- * that is left holds it, else what that holds; and room for TOKENS_PER_SEQ tokens of each
- * sequence, within the same quarter. A length that was asked for may take all that is left.
- */
-static linnet_status plan_own_cache(const linnet_engine_options *o, int32_t model_length,
-                                    int64_t block, int64_t left, linnet_plan *plan,
-                                    linnet_error *err)
+/* The part of what is left that a cache takes unasked. The host's memory is shared with everything
+ * else: a quarter. A GPU's is there for this: up to 85% of what was free, or half of what is left
+ * if the weights are that large. */
+static int64_t cache_share(const struct device *device, int64_t left)
 {
-    int64_t most = minimum(left / block, MAX_BLOCKS), quarter = most / 4;
+    if (!device->gpu) return left / 4;
+    return maximum(left - device->available / 100 * 15, left / 2);
+}
+
+/*
+ * The cache's size is ours to choose: a context of the model's length if its share of the memory
+ * holds it, else what that holds; and within the same share room for every sequence at its full
+ * length, in the host's memory for TOKENS_PER_SEQ tokens of each. A length that was asked for may
+ * take all that is left.
+ */
+static linnet_status plan_own_cache(const linnet_engine_options *o, const struct device *device,
+                                    int32_t model_length, int64_t block, int64_t left,
+                                    linnet_plan *plan, linnet_error *err)
+{
+    int64_t most = minimum(left / block, MAX_BLOCKS),
+            share = minimum(cache_share(device, left) / block, MAX_BLOCKS);
     int64_t length = o->max_model_len;
-    if (!length) length = minimum(model_length, quarter * BLOCK_TOKENS);
+    if (!length) length = minimum(model_length, share * BLOCK_TOKENS);
     if (length < 2 || blocks_for((int32_t)length) > most)
         return error_set(err, LINNET_MEMORY,
                          "a context of %lld tokens needs %lld bytes of cache and %lld are left "
@@ -123,10 +150,9 @@ static linnet_status plan_own_cache(const linnet_engine_options *o, int32_t mode
                          (long long)length,
                          (long long)(blocks_for((int32_t)(length < 2 ? 2 : length)) * block),
                          (long long)left, (long long)minimum(model_length, most * BLOCK_TOKENS));
-    int64_t each = minimum(length, TOKENS_PER_SEQ);
+    int64_t each = device->gpu ? length : minimum(length, TOKENS_PER_SEQ);
     int64_t wanted = plan->max_num_seqs * (int64_t)blocks_for((int32_t)each);
-    int64_t n_blocks = minimum(wanted, quarter), least = blocks_for((int32_t)length);
-    plan->n_blocks = (int32_t)(n_blocks > least ? n_blocks : least);
+    plan->n_blocks = (int32_t)maximum(minimum(wanted, share), blocks_for((int32_t)length));
     plan->max_model_len = (int32_t)length;
     return LINNET_OK;
 }
@@ -140,54 +166,57 @@ struct limits plan_limits(const linnet_plan *plan)
                            .n_blocks = plan->n_blocks};
 }
 
-static void plan_batch(const linnet_engine_options *o, linnet_plan *plan)
+static void plan_batch(const linnet_engine_options *o, const struct habits *habits,
+                       linnet_plan *plan)
 {
     int32_t seqs = o->max_num_seqs, tokens = o->max_num_batched_tokens;
-    if (!seqs) seqs = tokens && tokens < DEFAULT_SEQS ? tokens : DEFAULT_SEQS;
-    if (!tokens) tokens = seqs > DEFAULT_BATCHED_TOKENS ? seqs : DEFAULT_BATCHED_TOKENS;
+    if (!seqs) seqs = tokens && tokens < habits->seqs ? tokens : habits->seqs;
+    if (!tokens) tokens = seqs > habits->batched_tokens ? seqs : habits->batched_tokens;
     plan->max_num_seqs = seqs;
     plan->max_num_batched_tokens = tokens;
 }
 
-linnet_status linnet_engine_plan(const linnet_model *m, const linnet_engine_options *options,
-                                 linnet_plan *plan, linnet_error *err)
+linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
+                      const struct device *device, linnet_plan *plan, linnet_error *err)
 {
-    static const linnet_engine_options defaults = {0};
-    const linnet_engine_options *o = options ? options : &defaults;
     const struct model_config *config = &m->config;
-    struct device device;
-    if (!m->checkpoint)
-        return error_set(err, LINNET_INVALID, "%s is a tokenizer without a model", m->path);
-    linnet_status status = find_device(o->device, &device, err);
-    if (!status) status = check_options(o, config, err);
+    linnet_status status = check_options(o, config, err);
     *plan = (linnet_plan){.block_tokens = BLOCK_TOKENS};
     if (!status)
-        status = decoder_check_tensors(m->checkpoint, config, device.ops, &plan->weights, err);
+        status = decoder_check_tensors(m->checkpoint, config, device->ops, &plan->weights, err);
     if (status) return status;
-    plan->device = device.text;
+    struct habits habits = device_habits(device);
+    plan->device = device->text;
+    plan->device_reason = device->reason;
     plan->threads = o->threads ? o->threads : pool_default_threads();
-    plan->available = device.available;
-    plan_batch(o, plan);
+    plan->available = device->available;
+    plan->scratch = habits.scratch;
+    plan_batch(o, &habits, plan);
     struct limits limits = plan_limits(plan);
     limits.max_context = o->max_model_len ? o->max_model_len : config->context_length;
-    plan->activations = device.ops->buffer_bytes(&config->shape, &limits, plan->threads) +
+    plan->activations = device->ops->buffer_bytes(&config->shape, &limits, plan->threads) +
                         decoder_buffer_bytes(config, &limits) +
                         (int64_t)(step_numbers(&limits) * sizeof(int32_t));
-    int64_t block = device.ops->cache_bytes(&config->shape, 1);
+    int64_t block = device->ops->cache_bytes(&config->shape, 1);
     plan->kv_bytes_per_token = block / BLOCK_TOKENS;
-    int64_t left = plan->available - plan->weights - plan->activations;
+    int64_t left = plan->available - plan->weights - plan->activations - plan->scratch;
     if (left < 0)
         return error_set(err, LINNET_MEMORY,
                          "the weights need %lld bytes and the activations %lld, and %lld are "
-                         "available: use a smaller or more quantized model, or lower "
-                         "max_num_batched_tokens",
-                         (long long)plan->weights, (long long)plan->activations,
-                         (long long)plan->available);
-    status = o->kv_cache_memory ? plan_given_cache(o, config->context_length, block, plan, err)
-                                : plan_own_cache(o, config->context_length, block, left, plan, err);
+                         "available on %s: %s",
+                         (long long)plan->weights, (long long)(plan->activations + plan->scratch),
+                         (long long)plan->available, plan->device,
+                         device->gpu ? "use a smaller model (quantized weights are kept as bf16 "
+                                       "here), lower max_num_seqs and max_num_batched_tokens, end "
+                                       "what else runs on it, or use --device cpu"
+                                     : "use a smaller or more quantized model, or lower "
+                                       "max_num_batched_tokens");
+    status = o->kv_cache_memory
+                 ? plan_given_cache(o, config->context_length, block, plan, err)
+                 : plan_own_cache(o, device, config->context_length, block, left, plan, err);
     if (status) return status;
     plan->kv_cache = plan->n_blocks * block;
-    plan->total = plan->weights + plan->kv_cache + plan->activations;
+    plan->total = plan->weights + plan->kv_cache + plan->activations + plan->scratch;
     if (plan->kv_cache > left)
         return error_set(err, LINNET_MEMORY,
                          "kv_cache_memory of %lld bytes is more than the %lld that are left beside "
@@ -195,4 +224,16 @@ linnet_status linnet_engine_plan(const linnet_model *m, const linnet_engine_opti
                          (long long)plan->kv_cache, (long long)left,
                          (long long)minimum(config->context_length, left / block * BLOCK_TOKENS));
     return LINNET_OK;
+}
+
+linnet_status linnet_engine_plan(const linnet_model *m, const linnet_engine_options *options,
+                                 linnet_plan *plan, linnet_error *err)
+{
+    static const linnet_engine_options defaults = {0};
+    const linnet_engine_options *o = options ? options : &defaults;
+    struct device device;
+    if (!m->checkpoint)
+        return error_set(err, LINNET_INVALID, "%s is a tokenizer without a model", m->path);
+    linnet_status status = find_device(o->device, &device, err);
+    return status ? status : plan_on(m, o, &device, plan, err);
 }

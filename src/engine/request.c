@@ -126,6 +126,31 @@ static linnet_status check(const struct engine_config *config, const linnet_requ
     return status;
 }
 
+static float clamp_bias(float bias)
+{
+    return fmaxf(-MAX_BIAS, fminf(MAX_BIAS, bias));
+}
+
+static int by_id(const void *a, const void *b)
+{
+    const linnet_logit_bias *x = a, *y = b;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* Leaves each id once, so that the sum does not depend on who adds it up; returns how many. */
+static int32_t merge_bias(linnet_logit_bias *bias, int32_t n)
+{
+    int32_t used = 0;
+    qsort(bias, (size_t)n, sizeof *bias, by_id);
+    for (int32_t i = 0; i < n; i++) {
+        if (used > 0 && bias[used - 1].id == bias[i].id)
+            bias[used - 1].bias = clamp_bias(bias[used - 1].bias + bias[i].bias);
+        else
+            bias[used++] = bias[i];
+    }
+    return used;
+}
+
 static linnet_status copy_sampling(struct request *r, const linnet_sampling *in, linnet_error *err)
 {
     r->sampling = (struct sampling){
@@ -137,7 +162,6 @@ static linnet_status copy_sampling(struct request *r, const linnet_sampling *in,
         .presence_penalty = in->presence_penalty,
         .frequency_penalty = in->frequency_penalty,
         .seed = in->seed,
-        .n_bias = (int32_t)in->n_logit_bias,
     };
     uint64_t *seed = &r->sampling.seed;
     if (!in->has_seed && getrandom(seed, sizeof *seed, 0) != sizeof *seed)
@@ -145,9 +169,9 @@ static linnet_status copy_sampling(struct request *r, const linnet_sampling *in,
     linnet_logit_bias *bias = mem_new(in->n_logit_bias, sizeof *bias);
     if (!bias) return error_memory(err, "logit_bias", in->n_logit_bias * sizeof *bias);
     for (size_t i = 0; i < in->n_logit_bias; i++)
-        bias[i] = (linnet_logit_bias){in->logit_bias[i].id,
-                                      fmaxf(-MAX_BIAS, fminf(MAX_BIAS, in->logit_bias[i].bias))};
+        bias[i] = (linnet_logit_bias){in->logit_bias[i].id, clamp_bias(in->logit_bias[i].bias)};
     r->sampling.bias = bias;
+    r->sampling.n_bias = merge_bias(bias, (int32_t)in->n_logit_bias);
     return LINNET_OK;
 }
 
@@ -197,6 +221,8 @@ static linnet_status create_choices(struct request *r, const struct engine_confi
             .blocks = numbers + n_tokens,
             .n_prompt = (int32_t)in->n_prompt,
             .n_known = (int32_t)in->n_prompt,
+            .n_max = (int32_t)n_tokens,
+            .needs_tokens = r->n_logprobs >= 0 || has_penalties(&r->sampling),
             .key = sharing_key((int32_t)in->n_prompt, config),
             .next_sibling = &r->choices[(i + 1) % r->n_choices].sequence,
             .owner = c,
@@ -207,6 +233,21 @@ static linnet_status create_choices(struct request *r, const struct engine_confi
         linnet_status status = detokenizer_create(config->tokenizer, &text, &c->detokenizer, err);
         if (status) return status;
     }
+    return LINNET_OK;
+}
+
+/* A device is told of every id that bias, bans or penalties touch. */
+static linnet_status reserve_adjustments(struct request *r, linnet_error *err)
+{
+    const struct sampling *s = &r->sampling;
+    size_t count = (size_t)s->n_bias + (size_t)r->n_ends;
+    if (has_penalties(s)) count += (size_t)r->choices[0].sequence.n_max;
+    r->adjustments = mem_new((size_t)r->n_choices * count, sizeof *r->adjustments);
+    if (!r->adjustments)
+        return error_memory(err, "the request",
+                            (size_t)r->n_choices * count * sizeof *r->adjustments);
+    for (int32_t i = 0; i < r->n_choices; i++)
+        r->choices[i].adjustments = r->adjustments + (size_t)i * count;
     return LINNET_OK;
 }
 
@@ -231,6 +272,7 @@ linnet_status request_create(const struct engine_config *config, const linnet_re
     status = copy_sampling(r, &in->sampling, err);
     if (!status) status = copy_ends(r, config, in, err);
     if (!status) status = create_choices(r, config, in, err);
+    if (!status && config->runner.submit) status = reserve_adjustments(r, err);
     if (status) {
         request_free(r);
         return status;
@@ -247,5 +289,6 @@ void request_free(struct request *r)
     free((void *)r->sampling.bias);
     free(r->ends);
     free(r->numbers);
+    free(r->adjustments);
     free(r);
 }

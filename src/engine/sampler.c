@@ -6,24 +6,33 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/random.h"
+#include "ops/choice.h"
 
 /*
  * Rows are walked in chunks whose maximum (later: sum) is remembered, so that a search looks into
- * few of them. Every sum is over doubles in an order written down here, never the compiler's.
+ * few of them.
  */
 enum { CHUNK = 256, LANES = 8 };
 
+/* A value and what it counts for in a selection: its weight, or 1. */
+struct item {
+    double x;
+    uint64_t mass;
+};
+
 struct sampler {
     int32_t n_vocab;
-    int32_t n;      /* candidates: ids[0..n) ascending, with x[0..n) */
-    double *x;      /* [n_vocab rounded up to CHUNK] logits, then weights */
-    double *values; /* [n_vocab] copy for selection */
-    double *chunk;  /* [chunks] maximum or sum of each chunk of x */
+    int32_t n;          /* candidates: ids[0..n) ascending, with x[0..n) and weights[0..n) */
+    double *x;          /* [n_vocab rounded up to CHUNK] logits */
+    uint64_t *weights;  /* the same */
+    double *maxima;     /* [chunks] of x */
+    uint64_t *sums;     /* [chunks] of weights */
+    struct item *items; /* [n_vocab] for selection */
     int32_t *ids;
-    uint32_t generation; /* counts[id] is of this call if stamps[id] == generation, else 0 */
+    struct adjustment *adjustments; /* [n_vocab] */
+    uint32_t generation;            /* slots[id] is of this rule if stamps[id] == generation */
     uint32_t *stamps;
-    int32_t *counts; /* in the output */
+    int32_t *slots; /* where among the adjustments an id is */
 };
 
 static int32_t chunks_of(int32_t n)
@@ -33,23 +42,29 @@ static int32_t chunks_of(int32_t n)
 
 linnet_status sampler_create(int32_t n_vocab, struct sampler **out, linnet_error *err)
 {
-    if (n_vocab < 1 || n_vocab > INT32_MAX - CHUNK)
+    if (n_vocab < 1 || n_vocab > CHOICE_MAX_VOCAB)
         return error_set(err, LINNET_INVALID, "vocabulary: expected 1 to %d tokens, found %d",
-                         INT32_MAX - CHUNK, n_vocab);
+                         CHOICE_MAX_VOCAB, n_vocab);
     size_t n = (size_t)n_vocab, n_chunks = (size_t)chunks_of(n_vocab);
     struct sampler *s = mem_new(1, sizeof *s);
     if (s) {
         s->n_vocab = n_vocab;
         s->x = mem_new(n_chunks * CHUNK, sizeof *s->x);
-        s->values = mem_new(n, sizeof *s->values);
-        s->chunk = mem_new(n_chunks, sizeof *s->chunk);
+        s->weights = mem_new(n_chunks * CHUNK, sizeof *s->weights);
+        s->maxima = mem_new(n_chunks, sizeof *s->maxima);
+        s->sums = mem_new(n_chunks, sizeof *s->sums);
+        s->items = mem_new(n, sizeof *s->items);
         s->ids = mem_new(n, sizeof *s->ids);
+        s->adjustments = mem_new(n, sizeof *s->adjustments);
         s->stamps = mem_new(n, sizeof *s->stamps);
-        s->counts = mem_new(n, sizeof *s->counts);
+        s->slots = mem_new(n, sizeof *s->slots);
     }
-    if (!s || !s->x || !s->values || !s->chunk || !s->ids || !s->stamps || !s->counts) {
+    if (!s || !s->x || !s->weights || !s->maxima || !s->sums || !s->items || !s->ids ||
+        !s->adjustments || !s->stamps || !s->slots) {
         sampler_destroy(s);
-        return error_memory(err, "the sampler", n * (2 * sizeof(double) + 3 * sizeof(int32_t)));
+        return error_memory(err, "the sampler",
+                            n * (2 * sizeof(double) + sizeof(struct item) +
+                                 sizeof(struct adjustment) + 3 * sizeof(int32_t)));
     }
     *out = s;
     return LINNET_OK;
@@ -59,12 +74,91 @@ void sampler_destroy(struct sampler *s)
 {
     if (!s) return;
     free(s->x);
-    free(s->values);
-    free(s->chunk);
+    free(s->weights);
+    free(s->maxima);
+    free(s->sums);
+    free(s->items);
     free(s->ids);
+    free(s->adjustments);
     free(s->stamps);
-    free(s->counts);
+    free(s->slots);
     free(s);
+}
+
+/* ---- the rule ---- */
+
+static bool repeats(const struct sampling *g)
+{
+    return g->repetition_penalty != 1;
+}
+
+static bool counts(const struct sampling *g)
+{
+    return g->presence_penalty != 0 || g->frequency_penalty != 0;
+}
+
+/* The tokens that penalties look at are [first_penalized, n_prompt + n_output). */
+static int32_t first_penalized(const struct sampling *g, const struct sample_context *c)
+{
+    if (repeats(g)) return 0;
+    return counts(g) ? c->n_prompt : c->n_prompt + c->n_output;
+}
+
+int32_t sampler_rule_capacity(const struct sampler *s, const struct sampling *settings,
+                              const struct sample_context *context)
+{
+    int64_t n = (int64_t)context->n_prompt + context->n_output;
+    n += (int64_t)settings->n_bias + context->n_banned - first_penalized(settings, context);
+    return n < s->n_vocab ? (int32_t)n : s->n_vocab;
+}
+
+/* The rule's adjustment of an id, new if there is none yet; NULL if the id is never chosen. */
+static struct adjustment *adjustment_of(struct sampler *s, struct choice_rule *rule,
+                                        struct adjustment *adjustments, int32_t id)
+{
+    if (id < 0 || id >= rule->n_allowed) return NULL;
+    if (s->stamps[id] != s->generation) {
+        s->stamps[id] = s->generation;
+        s->slots[id] = rule->n_adjustments++;
+        adjustments[s->slots[id]] = (struct adjustment){.id = id};
+    }
+    return &adjustments[s->slots[id]];
+}
+
+void sampler_rule(struct sampler *s, const struct sampling *g, const struct sample_context *c,
+                  struct adjustment *adjustments, struct choice_rule *out)
+{
+    *out = (struct choice_rule){.temperature = g->temperature,
+                                .top_p = g->top_p,
+                                .min_p = g->min_p,
+                                .top_k = g->top_k,
+                                .repetition_penalty = g->repetition_penalty,
+                                .presence_penalty = g->presence_penalty,
+                                .frequency_penalty = g->frequency_penalty,
+                                .seed = g->seed,
+                                .position = (uint64_t)c->n_prompt + (uint64_t)c->n_output,
+                                .stream = c->stream,
+                                .n_allowed = c->n_allowed < 0            ? 0
+                                             : c->n_allowed < s->n_vocab ? c->n_allowed
+                                                                         : s->n_vocab,
+                                .adjustments = adjustments};
+    if (++s->generation == 0) {
+        memset(s->stamps, 0, (size_t)s->n_vocab * sizeof *s->stamps);
+        s->generation = 1;
+    }
+    struct adjustment *a;
+    for (int32_t i = 0; i < g->n_bias; i++) {
+        float bias = g->bias[i].bias;
+        if (isnan(bias) || !(a = adjustment_of(s, out, adjustments, g->bias[i].id))) continue;
+        a->bias += bias > 1e4f ? 1e4f : bias < -1e4f ? -1e4f : bias;
+    }
+    for (int32_t i = first_penalized(g, c); i < c->n_prompt + c->n_output; i++) {
+        if (!(a = adjustment_of(s, out, adjustments, c->tokens[i]))) continue;
+        a->seen = repeats(g);
+        a->count += i >= c->n_prompt;
+    }
+    for (int32_t i = 0; i < c->n_banned; i++)
+        if ((a = adjustment_of(s, out, adjustments, c->banned[i]))) a->banned = true;
 }
 
 /* ---- the raw row ---- */
@@ -163,7 +257,7 @@ static void load(struct sampler *s, const float *logits, int32_t n)
     pad(s, n, -INFINITY);
 }
 
-/* Leaves the maximum of each chunk of x[0..n) in chunk[]; returns that of all. */
+/* Leaves the maximum of each chunk of x[0..n) in maxima[]; returns that of all. */
 static double find_maxima(struct sampler *s, int32_t n)
 {
     double all = -INFINITY;
@@ -174,15 +268,15 @@ static double find_maxima(struct sampler *s, int32_t n)
         for (int i = 0; i < CHUNK; i += LANES)
             for (int l = 0; l < LANES; l++) max[l] = x[i + l] > max[l] ? x[i + l] : max[l];
         for (int l = 1; l < LANES; l++) max[0] = max[l] > max[0] ? max[l] : max[0];
-        s->chunk[c] = max[0];
+        s->maxima[c] = max[0];
         if (max[0] > all) all = max[0];
     }
     return all;
 }
 
 struct cut {
-    double value; /* the smallest that stays */
-    double ties;  /* how many of those equal to it are needed */
+    double x;      /* the smallest that stays: a logit, or an exponent */
+    uint64_t ties; /* how many of those equal to it are needed */
 };
 
 static double median(double a, double b, double c)
@@ -192,59 +286,60 @@ static double median(double a, double b, double c)
 }
 
 /*
- * The smallest set of the largest values whose mass reaches `need` > 0, the mass of a value being
- * itself (by_mass) or 1. Quickselect on values[0..n), n >= 1, which end up with the set in front.
+ * The smallest set of the largest items whose mass reaches `need`: at least 1, at most that of
+ * all. Equal items have equal mass. Quickselect; the set ends up in front.
  */
-static struct cut find_cut(double *values, int32_t n, double need, bool by_mass)
+static struct cut find_cut(struct item *items, int32_t n, uint64_t need)
 {
-    struct cut cut = {.value = values[0]};
     int32_t begin = 0, end = n;
     while (begin < end) {
-        double pivot = median(values[begin], values[begin + (end - begin) / 2], values[end - 1]);
+        double pivot = median(items[begin].x, items[begin + (end - begin) / 2].x, items[end - 1].x);
         int32_t above = begin, same = begin, below = end; /* above | same as pivot | ? | below */
-        double mass = 0;
+        uint64_t mass = 0, one = 0;
         while (same < below) {
-            double v = values[same];
-            if (v > pivot) {
-                mass += by_mass ? v : 1;
-                values[same++] = values[above];
-                values[above++] = v;
-            } else if (v == pivot) {
+            struct item item = items[same];
+            if (item.x > pivot) {
+                mass += item.mass;
+                items[same++] = items[above];
+                items[above++] = item;
+            } else if (item.x == pivot) {
+                one = item.mass;
                 same++;
             } else {
-                values[same] = values[--below];
-                values[below] = v;
+                items[same] = items[--below];
+                items[below] = item;
             }
         }
         if (mass >= need) {
             end = above;
             continue;
         }
-        double one = by_mass ? pivot : 1;
-        cut = (struct cut){.value = pivot, .ties = ceil((need - mass) / one)};
-        if (cut.ties <= same - above) break;
-        need -= mass + one * (same - above);
+        need -= mass;
+        uint64_t n_same = (uint64_t)(same - above);
+        if (need <= one * n_same)
+            return (struct cut){.x = pivot, .ties = need / one + (need % one != 0)};
+        need -= one * n_same;
         begin = same;
     }
-    return cut;
+    return (struct cut){.x = -DBL_MAX};
 }
 
-/* The k-th largest of x[0..n), whose maxima are in chunk[]; if fewer are finite, the least. */
+/* The k-th largest of x[0..n), whose maxima are in maxima[]; if fewer are finite, the least. */
 static double kth_largest(struct sampler *s, int32_t n, int32_t k)
 {
     int32_t limit = k < n / 4 ? 2 * k + CHUNK : n, used = 0;
     double bound = -INFINITY; /* k values at least as large are known */
     for (int32_t c = 0; c < chunks_of(n); c++) {
-        if (s->chunk[c] <= bound) continue;
+        if (s->maxima[c] <= bound) continue;
         for (int32_t i = c * CHUNK; i < (c + 1) * CHUNK; i++) {
             if (!(s->x[i] > bound)) continue;
-            s->values[used++] = s->x[i];
+            s->items[used++] = (struct item){s->x[i], 1};
             if (used < limit || used <= k) continue;
-            bound = find_cut(s->values, used, k, false).value;
+            bound = find_cut(s->items, used, (uint64_t)k).x;
             used = k;
         }
     }
-    return used < k ? -DBL_MAX : find_cut(s->values, used, k, false).value;
+    return used < k ? -DBL_MAX : find_cut(s->items, used, (uint64_t)k).x;
 }
 
 /* Makes those of x[0..n) that reach `least` the candidates, ids ascending. */
@@ -252,7 +347,7 @@ static void gather(struct sampler *s, int32_t n, double least)
 {
     int32_t used = 0;
     for (int32_t c = 0; c < chunks_of(n); c++) {
-        if (s->chunk[c] < least) continue;
+        if (s->maxima[c] < least) continue;
         int32_t end = (c + 1) * CHUNK < n ? (c + 1) * CHUNK : n;
         for (int32_t i = c * CHUNK; i < end; i++) {
             double x = s->x[i];
@@ -264,67 +359,43 @@ static void gather(struct sampler *s, int32_t n, double least)
     s->n = used;
 }
 
-/*
- * e^y for -700 <= y <= 0, the same bits on every machine: y = k ln 2 + r, |r| <= ln 2 / 2, Taylor
- * to r^9 (relative error below 1e-11). No branch, so that compilers vectorise it.
- */
-static inline double exp_weight(double y)
+/* x[0..CHUNK) become exponents, weights theirs; returns the sum of those. */
+static uint64_t weigh_chunk(double *x, double max, double scale, uint64_t *weights)
 {
-    const double to_integer = 0x1.8p52; /* adding it leaves round(y / ln 2) in the low bits */
-    const double ln2_high = 0x1.62e42feep-1, ln2_low = 0x1.a39ef35793c76p-33;
-    double shifted = y * 0x1.71547652b82fep+0 + to_integer;
-    double k = shifted - to_integer;
-    double r = y - k * ln2_high - k * ln2_low;
-    double e = 1.0 / 362880;
-    e = e * r + 1.0 / 40320;
-    e = e * r + 1.0 / 5040;
-    e = e * r + 1.0 / 720;
-    e = e * r + 1.0 / 120;
-    e = e * r + 1.0 / 24;
-    e = e * r + 1.0 / 6;
-    e = e * r + 0.5;
-    e = e * r + 1;
-    e = e * r + 1;
-    uint64_t exponent, bits;
-    memcpy(&exponent, &shifted, 8);
-    memcpy(&bits, &e, 8);
-    bits += exponent << 52;
-    memcpy(&e, &bits, 8);
-    return e;
-}
-
-/*
- * out[0..CHUNK) = e^((x - max) * scale); returns their sum. x and out may be the same. What is
- * below -700, or NaN, counts as -700: 1e-304, which no sum that has a 1 in it notices.
- */
-static double exp_chunk(const double *x, double max, double scale, double *out)
-{
-    double sum[LANES] = {0};
-    for (int i = 0; i < CHUNK; i++) {
-        double y = (x[i] - max) * scale;
-        out[i] = y > -700 ? y : -700;
-    }
+    uint64_t sum[LANES] = {0};
+    for (int i = 0; i < CHUNK; i++) x[i] = choice_exponent(x[i], max, scale);
     for (int i = 0; i < CHUNK; i += LANES)
         for (int l = 0; l < LANES; l++) {
-            double e = exp_weight(out[i + l]);
-            out[i + l] = e;
-            sum[l] += e;
+            uint64_t weight = choice_weight(x[i + l]);
+            weights[i + l] = weight;
+            sum[l] += weight;
         }
-    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+    for (int l = 1; l < LANES; l++) sum[0] += sum[l];
+    return sum[0];
+}
+
+/* The same for x[0..n), sums of chunks in sums[]; -infinity weighs 0. Returns the total. */
+static uint64_t weigh_all(struct sampler *s, int32_t n, double max, double scale)
+{
+    uint64_t total = 0;
+    for (int32_t c = 0; c < chunks_of(n); c++)
+        total += s->sums[c] = weigh_chunk(s->x + c * CHUNK, max, scale, s->weights + c * CHUNK);
+    return total;
 }
 
 /* ---- log-probabilities of the raw row ---- */
 
-/* x holds the raw row, -infinity from n_allowed on. Leaves out what is -infinity. */
-static void find_top(struct sampler *s, int32_t n_allowed, int32_t n_top, double log_total,
-                     struct sample *out)
+/* Leaves out what is -infinity. */
+static void find_top(struct sampler *s, const float *logits, int32_t n_allowed, int32_t n_top,
+                     double log_total, struct sample *out)
 {
     out->n_top = 0;
     if (n_top <= 0 || n_allowed <= 0) return;
+    load(s, logits, n_allowed);
     find_maxima(s, n_allowed);
     double least = kth_largest(s, n_allowed, n_top);
     for (int32_t c = 0; c < chunks_of(n_allowed); c++) {
-        if (s->chunk[c] < least) continue;
+        if (s->maxima[c] < least) continue;
         for (int32_t i = c * CHUNK; i < n_allowed && i < (c + 1) * CHUNK; i++) {
             if (s->x[i] < least) continue;
             float logprob = (float)(s->x[i] - log_total);
@@ -340,195 +411,145 @@ static void find_top(struct sampler *s, int32_t n_allowed, int32_t n_top, double
     }
 }
 
-/* log of the sum of e^logit over the whole row; x holds the raw row afterwards. */
-static double load_log_total(struct sampler *s, const float *logits, double max)
+/* log of the sum of e^logit over the whole row */
+static double find_log_total(struct sampler *s, const float *logits, double max)
 {
     load(s, logits, s->n_vocab);
-    double total = 0, weights[CHUNK];
-    for (int32_t c = 0; c < chunks_of(s->n_vocab); c++)
-        total += exp_chunk(s->x + c * CHUNK, max, 1, weights);
-    return max + log(total);
+    return max + log((double)weigh_all(s, s->n_vocab, max, 1) * 0x1p-44);
 }
 
-/* ---- the request's settings ---- */
+/* ---- candidates ---- */
 
-static bool has_penalties(const struct sampling *g)
+/* x[0..n_allowed): the adjusted row, maxima beside it. Returns the maximum. */
+static double load_adjusted(struct sampler *s, const float *logits, const struct choice_rule *rule)
 {
-    return g->repetition_penalty != 1 || g->presence_penalty != 0 || g->frequency_penalty != 0;
-}
-
-static void penalize(struct sampler *s, const struct sampling *g, const struct sample_context *c,
-                     int32_t n)
-{
-    if (++s->generation == 0) {
-        memset(s->stamps, 0, (size_t)s->n_vocab * sizeof *s->stamps);
-        s->generation = 1;
+    load(s, logits, rule->n_allowed);
+    for (int32_t i = 0; i < rule->n_adjustments; i++) {
+        const struct adjustment *a = &rule->adjustments[i];
+        s->x[a->id] = choice_adjusted(rule, a, logits[a->id]);
     }
-    double repetition = g->repetition_penalty;
-    int32_t end = c->n_prompt + c->n_output;
-    for (int32_t i = repetition != 1 ? 0 : c->n_prompt; i < end; i++) {
-        int32_t id = c->tokens[i];
-        if (id < 0 || id >= n) continue;
-        if (s->stamps[id] != s->generation) {
-            s->stamps[id] = s->generation;
-            s->counts[id] = 0;
-            s->x[id] = s->x[id] > 0 ? s->x[id] / repetition : s->x[id] * repetition;
-        }
-        s->counts[id] += i >= c->n_prompt;
-    }
-    for (int32_t i = c->n_prompt; i < end; i++) {
-        int32_t id = c->tokens[i];
-        if (id < 0 || id >= n || s->counts[id] == 0) continue;
-        s->x[id] -= (double)g->frequency_penalty * s->counts[id] + g->presence_penalty;
-        s->counts[id] = 0; /* done for this id */
-    }
+    return find_maxima(s, rule->n_allowed);
 }
 
-/* x[0..n): the row with bias, penalties and bans, chunk maxima beside it. Returns the maximum. */
-static double load_adjusted(struct sampler *s, const float *logits, const struct sampling *g,
-                            const struct sample_context *c, int32_t n)
+/* Bins of exponents, highest first, 32 to each 1; what has no weight is in the last. */
+enum { BINS = -32 * CHOICE_LEAST_EXPONENT };
+
+static inline int32_t bin_of(double exponent)
 {
-    load(s, logits, n);
-    for (int32_t i = 0; i < g->n_bias; i++) {
-        int32_t id = g->bias[i].id;
-        double bias = g->bias[i].bias;
-        if (id < 0 || id >= n || isnan(bias)) continue;
-        s->x[id] += bias > 1e4 ? 1e4 : bias < -1e4 ? -1e4 : bias;
-    }
-    if (has_penalties(g)) penalize(s, g, c, n);
-    for (int32_t i = 0; i < c->n_banned; i++)
-        if (c->banned[i] >= 0 && c->banned[i] < n) s->x[c->banned[i]] = -INFINITY;
-    return find_maxima(s, n);
+    return (int32_t)(exponent * -32);
 }
 
-/* Bins of weights in (0, 1], largest first: 16 to each power of 2, all below 2^-64 in the last. */
-enum { BINS = 1024 };
-
-static inline int32_t bin_of(double weight)
+/* The cut of top_p among the candidates. The exact search looks into one bin only. */
+static struct cut find_top_p(struct sampler *s, uint64_t need)
 {
-    uint64_t bits;
-    memcpy(&bits, &weight, 8);
-    int32_t bin = 0x3FF0 - (int32_t)(bits >> 48);
-    return bin < BINS ? bin : BINS - 1;
-}
-
-/* The cut of top_p among the candidates' weights. The exact search looks into one bin only. */
-static struct cut find_top_p(struct sampler *s, double total, double top_p)
-{
-    double masses[BINS] = {0}, need = top_p * total > DBL_MIN ? top_p * total : DBL_MIN;
-    for (int32_t i = 0; i < s->n; i++) masses[bin_of(s->x[i])] += s->x[i];
+    uint64_t masses[BINS + 1] = {0};
+    for (int32_t i = 0; i < s->n; i++) masses[bin_of(s->x[i])] += s->weights[i];
     int32_t bin = 0, used = 0;
-    for (; bin < BINS - 1 && masses[bin] < need; bin++) need -= masses[bin];
-    for (int32_t i = 0; i < s->n; i++) {
-        s->values[used] = s->x[i];
-        used += bin_of(s->x[i]) == bin;
-    }
-    return used ? find_cut(s->values, used, need, true) : (struct cut){0};
+    for (; masses[bin] < need; bin++) need -= masses[bin];
+    for (int32_t i = 0; i < s->n; i++)
+        if (bin_of(s->x[i]) == bin) s->items[used++] = (struct item){s->x[i], s->weights[i]};
+    return find_cut(s->items, used, need);
 }
 
-/* Drops the candidates that top_p and min_p exclude; x holds weights, 1 being the largest. */
-static void cut_tail(struct sampler *s, double total, double top_p, double min_p)
+/* Drops the candidates below the cut or of a weight below `least`. */
+static void drop(struct sampler *s, struct cut cut, uint64_t least)
 {
-    struct cut cut = top_p < 1 ? find_top_p(s, total, top_p) : (struct cut){0};
-    double least = min_p < 1 ? min_p : 1;
     int32_t used = 0;
     for (int32_t i = 0; i < s->n; i++) {
         double x = s->x[i];
+        uint64_t weight = s->weights[i], tie = (x == cut.x) & (cut.ties > 0);
+        cut.ties -= tie;
         s->ids[used] = s->ids[i]; /* overwritten by the next one if this does not stay */
-        s->x[used] = x;
-        used += (x >= least) & ((x > cut.value) | (x == cut.value && cut.ties-- >= 1));
+        s->weights[used] = weight;
+        used += (weight >= least) & ((x > cut.x) | (int)tie);
     }
     s->n = used;
 }
 
-/* Sum of x[0..n); those of the chunks stay in chunk[]. */
-static double sum_chunks(struct sampler *s)
+/* Sum of weights[0..n); those of the chunks stay in sums[]. */
+static uint64_t sum_chunks(struct sampler *s)
 {
-    double total = 0;
-    pad(s, s->n, 0);
+    uint64_t total = 0;
+    for (int32_t i = s->n; i < chunks_of(s->n) * CHUNK; i++) s->weights[i] = 0;
     for (int32_t c = 0; c < chunks_of(s->n); c++) {
-        const double *x = s->x + c * CHUNK;
-        double sum[4] = {0};
-        for (int i = 0; i < CHUNK; i += 4)
-            for (int l = 0; l < 4; l++) sum[l] += x[i + l];
-        total += s->chunk[c] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        uint64_t sum = 0;
+        for (int i = 0; i < CHUNK; i++) sum += s->weights[c * CHUNK + i];
+        total += s->sums[c] = sum;
     }
     return total;
 }
 
-/* Candidates, their weights, chunk sums beside them. Returns the total, 0 if there are none. */
-static double weigh(struct sampler *s, const float *logits, const struct sampling *g,
-                    const struct sample_context *c, int32_t n)
+/* Candidates, their weights, sums beside them. Returns the total, 0 if there are none. */
+static uint64_t weigh(struct sampler *s, const float *logits, const struct choice_rule *rule)
 {
-    double max = load_adjusted(s, logits, g, c, n);
-    double total = 0;
+    int32_t n = rule->n_allowed;
+    double max = load_adjusted(s, logits, rule), scale = choice_scale(rule);
     if (max == -INFINITY) return 0;
-    bool top_k = g->top_k > 0 && g->top_k < n;
-    gather(s, n, top_k ? kth_largest(s, n, g->top_k) : -DBL_MAX);
-    pad(s, s->n, -INFINITY);
-    for (int32_t i = 0; i < chunks_of(s->n); i++) {
-        double *x = s->x + i * CHUNK;
-        total += s->chunk[i] = exp_chunk(x, max, 1.0 / g->temperature, x);
+    /* what is lower has no weight, however the exponent is rounded */
+    double least = max + (CHOICE_LEAST_EXPONENT - 1) * (double)rule->temperature;
+    if (rule->top_k > 0 && rule->top_k < n) {
+        double kth = kth_largest(s, n, rule->top_k);
+        if (kth > least) least = kth;
     }
-    if (!(g->top_p < 1) && !(g->min_p > 0)) return total;
-    cut_tail(s, total, g->top_p, g->min_p);
+    gather(s, n, least);
+    pad(s, s->n, -INFINITY);
+    uint64_t total = weigh_all(s, s->n, max, scale);
+    if (!(rule->top_p < 1) && !(rule->min_p > 0)) return total;
+    struct cut cut = {.x = -INFINITY};
+    if (rule->top_p < 1) cut = find_top_p(s, choice_need(rule->top_p, total));
+    drop(s, cut, choice_least(rule->min_p));
     return sum_chunks(s);
 }
 
 /* The first candidate, ids ascending, at which the running sum of weights passes `at`. */
-static int32_t draw(const struct sampler *s, double at)
+static int32_t draw(const struct sampler *s, uint64_t at)
 {
-    int32_t last = chunks_of(s->n) - 1, c = 0;
-    for (; c < last && at >= s->chunk[c]; c++) at -= s->chunk[c];
-    int32_t i = c * CHUNK, end = c < last ? i + CHUNK : s->n;
-    for (; i < end - 1 && at >= s->x[i]; i++) at -= s->x[i]; /* a rest by rounding: the last */
+    int32_t c = 0;
+    for (; at >= s->sums[c]; c++) at -= s->sums[c];
+    int32_t i = c * CHUNK;
+    for (; at >= s->weights[i]; i++) at -= s->weights[i];
     return s->ids[i];
 }
 
-/* The lowest id with the maximum after bias, penalties and bans; -1 if there is none. */
-static int32_t choose_greedy(struct sampler *s, const float *logits, const struct sampling *g,
-                             const struct sample_context *c, int32_t n, int32_t raw_best)
+/* The lowest id with the maximum of the adjusted row; -1 if there is none. */
+static int32_t choose_greedy(struct sampler *s, const float *logits, const struct choice_rule *rule,
+                             int32_t raw_best)
 {
-    if (g->n_bias == 0 && c->n_banned == 0 && !has_penalties(g)) return raw_best;
-    double max = load_adjusted(s, logits, g, c, n);
+    if (rule->n_adjustments == 0) return raw_best;
+    double max = load_adjusted(s, logits, rule);
     if (max == -INFINITY) return -1;
     int32_t id = 0;
-    while (s->chunk[id / CHUNK] != max) id += CHUNK;
+    while (s->maxima[id / CHUNK] != max) id += CHUNK;
     while (s->x[id] != max) id++;
     return id;
 }
 
 /* ---- the contract ---- */
 
-static int32_t allowed(const struct sampler *s, const struct sample_context *c)
-{
-    return c->n_allowed < 0 ? 0 : c->n_allowed < s->n_vocab ? c->n_allowed : s->n_vocab;
-}
-
 linnet_status sampler_choose(struct sampler *s, const float *logits,
                              const struct sampling *settings, const struct sample_context *context,
                              int32_t n_logprobs, struct sample *out, linnet_error *err)
 {
-    int32_t n = allowed(s, context), best;
+    struct choice_rule rule;
+    sampler_rule(s, settings, context, s->adjustments, &rule);
+    int32_t best;
     float max;
-    linnet_status status = scan(s, logits, n, &max, &best, err);
+    linnet_status status = scan(s, logits, rule.n_allowed, &max, &best, err);
     if (status != LINNET_OK) return status;
 
     double log_total = 0;
     if (n_logprobs >= 0) {
-        log_total = load_log_total(s, logits, max);
-        pad(s, n, -INFINITY);
-        find_top(s, n, n_logprobs < SAMPLER_MAX_LOGPROBS ? n_logprobs : SAMPLER_MAX_LOGPROBS,
-                 log_total, out);
+        log_total = find_log_total(s, logits, max);
+        find_top(s, logits, rule.n_allowed,
+                 n_logprobs < SAMPLER_MAX_LOGPROBS ? n_logprobs : SAMPLER_MAX_LOGPROBS, log_total,
+                 out);
     }
-    if (settings->temperature > 0) {
-        int64_t position = (int64_t)context->n_prompt + context->n_output;
-        double u = random_uniform(settings->seed, (uint64_t)position, context->stream);
-        double total = weigh(s, logits, settings, context, n);
+    if (rule.temperature > 0) {
+        uint64_t total = weigh(s, logits, &rule);
         if (total == 0) return none_left(err);
-        out->id = draw(s, u * total);
+        out->id = draw(s, choice_draw(&rule, total));
     } else {
-        out->id = choose_greedy(s, logits, settings, context, n, best);
+        out->id = choose_greedy(s, logits, &rule, best);
         if (out->id < 0) return none_left(err);
     }
     if (n_logprobs >= 0) out->logprob = (float)(logits[out->id] - log_total);
@@ -540,20 +561,23 @@ linnet_status sampler_distribution(struct sampler *s, const float *logits,
                                    const struct sample_context *context, float *probabilities,
                                    linnet_error *err)
 {
-    int32_t n = allowed(s, context), best;
+    struct choice_rule rule;
+    sampler_rule(s, settings, context, s->adjustments, &rule);
+    int32_t best;
     float max;
-    linnet_status status = scan(s, logits, n, &max, &best, err);
+    linnet_status status = scan(s, logits, rule.n_allowed, &max, &best, err);
     if (status != LINNET_OK) return status;
 
     memset(probabilities, 0, (size_t)s->n_vocab * sizeof *probabilities);
-    if (!(settings->temperature > 0)) {
-        int32_t id = choose_greedy(s, logits, settings, context, n, best);
+    if (!(rule.temperature > 0)) {
+        int32_t id = choose_greedy(s, logits, &rule, best);
         if (id < 0) return none_left(err);
         probabilities[id] = 1;
         return LINNET_OK;
     }
-    double total = weigh(s, logits, settings, context, n);
+    uint64_t total = weigh(s, logits, &rule);
     if (total == 0) return none_left(err);
-    for (int32_t i = 0; i < s->n; i++) probabilities[s->ids[i]] = (float)(s->x[i] / total);
+    for (int32_t i = 0; i < s->n; i++)
+        probabilities[s->ids[i]] = (float)((double)s->weights[i] / (double)total);
     return LINNET_OK;
 }

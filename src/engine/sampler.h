@@ -7,9 +7,13 @@
  * -> softmax. A choice depends on the logits, the settings, and (seed, position, stream) alone.
  * Ties in the maximum go to the lowest id. The vocabulary is never sorted as a whole.
  *
- * The draw: u = random_uniform(seed, n_prompt + n_output, stream); the chosen token is the first,
- * ids ascending, at which the running sum of weights passes u * their total. Weights and sums are
- * doubles, in an order and with an exponential that are the same on every machine.
+ * Weights are integers, so that their sums have no order (the arithmetic is in ops/choice.h):
+ * weight = round(2^44 e^y), y = (x - max) / temperature, x being the adjusted logit. top_p keeps
+ * the fewest of the highest y whose weights reach ceil(top_p * total), at least one token; of those
+ * equal to the last as many as it takes, lowest ids first. min_p keeps weights >= min_p 2^44.
+ *
+ * The draw: r = random_u64(seed, n_prompt + n_output, stream); the chosen token is the first, ids
+ * ascending, at which the running sum of the weights that are left exceeds floor(r * total / 2^64).
  */
 #ifndef LINNET_ENGINE_SAMPLER_H
 #define LINNET_ENGINE_SAMPLER_H
@@ -17,6 +21,7 @@
 #include "base/error.h"
 #include "base/limits.h"
 #include "linnet.h"
+#include "ops/ops.h"
 
 enum { SAMPLER_MAX_LOGPROBS = LIMIT_LOGPROBS };
 
@@ -58,6 +63,17 @@ struct sample {
 struct sampler;
 linnet_status sampler_create(int32_t n_vocab, struct sampler **out, linnet_error *err);
 void sampler_destroy(struct sampler *s);
+
+/*
+ * The rule by which a device, or sampler_choose, chooses. It points to the adjustments, which are
+ * the caller's, as many as sampler_rule_capacity says at most, each id once. Ids out of range are
+ * left out; biases of one id are added up as floats. Allocates nothing.
+ */
+int32_t sampler_rule_capacity(const struct sampler *s, const struct sampling *settings,
+                              const struct sample_context *context);
+void sampler_rule(struct sampler *s, const struct sampling *settings,
+                  const struct sample_context *context, struct adjustment *adjustments,
+                  struct choice_rule *out);
 
 /*
  * Chooses a token from logits[0..n_vocab), which stay untouched. n_logprobs < 0: no

@@ -19,10 +19,11 @@ struct scheduler {
     int64_t n_preemptions;
 
     /* The step being planned. */
-    struct planned *items; /* [max_num_seqs] */
+    struct planned *items; /* [max_num_seqs], in one half of `memory` */
     int32_t n_items;
-    int32_t budget;   /* tokens left */
-    int32_t reserved; /* of which for decoding sequences that the walk has not reached */
+    int32_t budget;         /* tokens left */
+    int32_t reserved;       /* of which for decoding sequences that the walk has not reached */
+    struct planned *memory; /* [2, max_num_seqs] */
 };
 
 static void list_unlink(struct list *list, struct sequence *q)
@@ -56,6 +57,18 @@ static bool is_running(const struct sequence *q)
     return q->state == SEQUENCE_PREFILLING || q->state == SEQUENCE_DECODING;
 }
 
+/* Known or not yet. */
+static int32_t length(const struct sequence *q)
+{
+    return q->n_known + q->n_coming;
+}
+
+/* One token to compute. A sequence whose last one is coming only waits for it. */
+static bool decodes(const struct sequence *q)
+{
+    return q->state == SEQUENCE_DECODING && length(q) < q->n_max;
+}
+
 /* From last to first, so that of a cached sequence the tail is the first to be overwritten. */
 static void release_blocks(struct scheduler *s, struct sequence *q)
 {
@@ -76,7 +89,8 @@ static void preempt(struct scheduler *s, struct sequence *q)
 
 static void plan_tokens(struct scheduler *s, struct sequence *q, int32_t count)
 {
-    s->items[s->n_items++] = (struct planned){q, q->n_computed, count};
+    bool chooses = q->n_computed + count == length(q);
+    s->items[s->n_items++] = (struct planned){q, q->n_computed, count, chooses};
     s->budget -= count;
 }
 
@@ -95,7 +109,7 @@ static int32_t chunk_size(const struct sequence *q, int32_t room)
 /* A block for the newest token, at the expense of newer sequences. False: q itself had to go. */
 static bool grow(struct scheduler *s, struct sequence *q)
 {
-    while (q->n_blocks < blocks_for(q->n_known)) {
+    while (q->n_blocks < blocks_for(length(q))) {
         int32_t block = block_take(s->blocks);
         if (block >= 0) {
             q->blocks[q->n_blocks++] = block;
@@ -111,11 +125,11 @@ static bool grow(struct scheduler *s, struct sequence *q)
 static void plan_running(struct scheduler *s)
 {
     for (struct sequence *q = s->running.first, *next; q && s->budget > 0; q = next) {
-        if (q->state == SEQUENCE_DECODING) {
+        if (decodes(q)) {
             if (!grow(s, q)) return;
             s->reserved--;
             plan_tokens(s, q, 1);
-        } else if (s->budget > s->reserved) {
+        } else if (q->state == SEQUENCE_PREFILLING && s->budget > s->reserved) {
             plan_tokens(s, q, chunk_size(q, s->budget - s->reserved));
         }
         next = q->next; /* only now: growing may have preempted the next one */
@@ -169,17 +183,18 @@ static bool admit(struct scheduler *s, struct sequence *q)
     return true;
 }
 
-int32_t scheduler_plan(struct scheduler *s, const struct planned **items)
+static int32_t plan(struct scheduler *s, bool ahead, const struct planned **items)
 {
     int64_t preemptions = s->n_preemptions;
+    s->items = s->items == s->memory ? s->memory + s->max_num_seqs : s->memory;
     s->n_items = 0;
     s->budget = s->max_num_batched_tokens;
     s->reserved = 0;
-    for (const struct sequence *q = s->running.first; q; q = q->next)
-        s->reserved += q->state == SEQUENCE_DECODING;
+    for (const struct sequence *q = s->running.first; q; q = q->next) s->reserved += decodes(q);
     plan_running(s);
     while (s->n_preemptions == preemptions && s->budget > 0 && s->waiting.first &&
-           s->running.count < s->max_num_seqs && admit(s, s->waiting.first)) {
+           !(ahead && s->waiting.first->needs_tokens) && s->running.count < s->max_num_seqs &&
+           admit(s, s->waiting.first)) {
         struct sequence *q = s->running.last;
         plan_tokens(s, q, chunk_size(q, s->budget));
     }
@@ -187,9 +202,26 @@ int32_t scheduler_plan(struct scheduler *s, const struct planned **items)
     return s->n_items;
 }
 
+int32_t scheduler_plan(struct scheduler *s, const struct planned **items)
+{
+    return plan(s, false, items);
+}
+
+int32_t scheduler_plan_ahead(struct scheduler *s, const struct planned **items)
+{
+    int32_t need = 0; /* blocks */
+    if (s->waiting.first && s->waiting.first->needs_tokens) return -1;
+    for (const struct sequence *q = s->running.first; q; q = q->next) {
+        if (q->needs_tokens) return -1;
+        need += decodes(q) && q->n_blocks < blocks_for(length(q));
+    }
+    return need > block_free_count(s->blocks) ? -1 : plan(s, true, items);
+}
+
 static void register_blocks(struct scheduler *s, struct sequence *q)
 {
-    for (; q->n_registered < q->n_computed / BLOCK_TOKENS; q->n_registered++) {
+    int32_t n = q->n_computed < q->n_known ? q->n_computed : q->n_known;
+    for (; q->n_registered < n / BLOCK_TOKENS; q->n_registered++) {
         int32_t i = q->n_registered;
         block_register(s->blocks, q->blocks[i], i ? q->blocks[i - 1] : -1,
                        q->tokens + (size_t)i * BLOCK_TOKENS, q->key);
@@ -201,9 +233,18 @@ void scheduler_commit(struct scheduler *s)
     for (int32_t i = 0; i < s->n_items; i++) {
         struct sequence *q = s->items[i].sequence;
         q->n_computed += s->items[i].count;
-        if (q->n_computed == q->n_known) q->state = SEQUENCE_DECODING;
         register_blocks(s, q);
+        if (!s->items[i].chooses) continue;
+        q->state = SEQUENCE_DECODING;
+        q->n_coming++;
     }
+}
+
+void scheduler_append(struct scheduler *s, struct sequence *q, int32_t token)
+{
+    q->tokens[q->n_known++] = token;
+    q->n_coming--;
+    register_blocks(s, q);
 }
 
 void scheduler_add(struct scheduler *s, struct sequence *q)
@@ -217,6 +258,7 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
     if (is_running(q)) list_unlink(&s->running, q);
     if (q->state == SEQUENCE_WAITING) list_unlink(&s->waiting, q);
     release_blocks(s, q);
+    q->n_coming = 0;
     q->state = SEQUENCE_FINISHED;
 }
 
@@ -240,16 +282,16 @@ linnet_status scheduler_create(struct block_manager *blocks, int32_t max_num_seq
                                linnet_error *err)
 {
     struct scheduler *s = mem_new(1, sizeof *s);
-    struct planned *items = mem_new((size_t)max_num_seqs, sizeof *items);
-    if (!s || !items) {
+    struct planned *memory = mem_new(2 * (size_t)max_num_seqs, sizeof *memory);
+    if (!s || !memory) {
         free(s);
-        free(items);
-        return error_memory(err, "the scheduler", (size_t)max_num_seqs * sizeof *items);
+        free(memory);
+        return error_memory(err, "the scheduler", 2 * (size_t)max_num_seqs * sizeof *memory);
     }
     *s = (struct scheduler){.blocks = blocks,
                             .max_num_seqs = max_num_seqs,
                             .max_num_batched_tokens = max_num_batched_tokens,
-                            .items = items};
+                            .memory = memory};
     *out = s;
     return LINNET_OK;
 }
@@ -257,6 +299,6 @@ linnet_status scheduler_create(struct block_manager *blocks, int32_t max_num_seq
 void scheduler_destroy(struct scheduler *s)
 {
     if (!s) return;
-    free(s->items);
+    free(s->memory);
     free(s);
 }

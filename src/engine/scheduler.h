@@ -17,6 +17,12 @@
  *     the next waits, then holds them too.
  *
  * A request that fits the pool alone always gets done: the oldest running sequence never yields.
+ *
+ * A plan needs to know where tokens lie, not which they are. So the next step may be planned while
+ * a device still chooses the tokens of the one before (scheduler_plan_ahead): steps run in the
+ * order of their commits, hence what a committed step computes may be built upon, and blocks that
+ * are released meanwhile are written by their next holder later. Only what looks at the tokens
+ * themselves waits until they are known: preemption and the prefix index.
  */
 #ifndef LINNET_ENGINE_SCHEDULER_H
 #define LINNET_ENGINE_SCHEDULER_H
@@ -37,14 +43,17 @@ struct sequence {
     int32_t *tokens; /* prompt, then output; room for all it may ever have */
     int32_t *blocks; /* the block table; room for the blocks of all that */
     int32_t n_prompt;
-    int32_t n_known;               /* prompt and output; the owner appends between two steps */
+    int32_t n_known;               /* prompt and output; at first the prompt */
+    int32_t n_max;                 /* the most it may come to have; the last is never computed */
+    bool needs_tokens;             /* its next token depends on which the others are: not ahead */
     uint64_t key;                  /* block_match's */
     struct sequence *next_sibling; /* ring of the answers to one request; itself if alone */
     void *owner;
 
     /* The scheduler's; zero before scheduler_add. */
     enum sequence_state state;
-    int32_t n_computed;   /* tokens whose keys and values are in the cache */
+    int32_t n_coming;     /* tokens after the known ones that committed steps choose */
+    int32_t n_computed;   /* tokens whose keys and values committed steps put into the cache */
     int32_t n_blocks;     /* entries of blocks in use */
     int32_t n_registered; /* leading blocks that were offered to the prefix index */
     int32_t n_cached;     /* tokens that the first admission found computed */
@@ -57,6 +66,7 @@ struct sequence {
 struct planned {
     struct sequence *sequence;
     int32_t begin, count;
+    bool chooses; /* up to its newest token: the step chooses the one after it */
 };
 
 struct scheduler;
@@ -67,8 +77,8 @@ linnet_status scheduler_create(struct block_manager *blocks, int32_t max_num_seq
                                linnet_error *err);
 void scheduler_destroy(struct scheduler *s);
 
-/* Puts a new sequence at the end of the queue. Its n_known tokens, and all it may come to have
- * but the last one, must fit the pool alone. */
+/* Puts a new sequence at the end of the queue. All it may come to have but the last token must fit
+ * the pool alone. */
 void scheduler_add(struct scheduler *s, struct sequence *sequence);
 
 /* Finished or cancelled: takes it out wherever it is (even if it was never added); its blocks are
@@ -76,14 +86,23 @@ void scheduler_add(struct scheduler *s, struct sequence *sequence);
 void scheduler_remove(struct scheduler *s, struct sequence *sequence);
 
 /*
- * Plans a step: *items, valid until the next plan; returns how many. At most max_num_seqs items and
- * max_num_batched_tokens tokens. 0 only if there is no sequence.
+ * Plans a step: *items, valid until the plan after the next; returns how many. At most max_num_seqs
+ * items and max_num_batched_tokens tokens. 0 only if there is no sequence. All tokens are known.
  */
 int32_t scheduler_plan(struct scheduler *s, const struct planned **items);
 
-/* The step that was planned last has run: what it computed counts, and full blocks may be found by
- * others. */
+/*
+ * The same while tokens of the last step are still coming. 0: nothing can be done without them.
+ * -1: the plan would preempt, or take in a sequence that needs_tokens: append them first.
+ */
+int32_t scheduler_plan_ahead(struct scheduler *s, const struct planned **items);
+
+/* The step that was planned last runs before any that is planned from now on: what it computes
+ * counts, and full blocks of known tokens may be found by others. */
 void scheduler_commit(struct scheduler *s);
+
+/* A token that was coming is known; `sequence` is not finished. */
+void scheduler_append(struct scheduler *s, struct sequence *sequence, int32_t token);
 
 int32_t scheduler_running(const struct scheduler *s);
 int32_t scheduler_waiting(const struct scheduler *s);

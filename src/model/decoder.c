@@ -209,6 +209,9 @@ static void load_all(struct loader *l, const struct checkpoint *cp, const struct
     for (int32_t i = 0; i < d->config->shape.n_layers; i++)
         load_layer(l, &w->layers[i], interleaved, &d->layers[i]);
     d->final_norm = load_norm(l, w->final_norm);
+    for (int32_t i = 0; i < d->config->shape.n_layers; i++)
+        d->layers[i].next_norm =
+            i + 1 < d->config->shape.n_layers ? d->layers[i + 1].input_norm : d->final_norm;
     d->head = load_one(l, w->head);
 }
 
@@ -236,6 +239,7 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
         for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;
         load_all(&l, cp, &w);
         status = l.status;
+        if (status == LINNET_OK && ops->loaded) status = ops->loaded(d->backend, err);
         if (progress && status == LINNET_OK) progress(user, l.total, l.total);
     }
     weights_free(&w);

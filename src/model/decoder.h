@@ -55,7 +55,8 @@ const float *decoder_logits(const struct decoder *d, int32_t i);
 /*
  * The same in two halves, where the device chooses tokens itself (see ops.h): `submit` starts a
  * step and returns, `collect` waits for the oldest one and gives what was chosen for its wanted
- * rows, until the next submit. At most two steps are under way. Neither mixes with decoder_step.
+ * rows, until the next submit. The step and its rules may change once submit returns. At most two
+ * steps are under way, and none when decoder_step is called.
  */
 bool decoder_can_choose(const struct decoder *d);
 linnet_status decoder_submit(struct decoder *d, const struct step *s,

@@ -36,6 +36,11 @@ linnet_status simple_create(struct decoder *d, struct simple **out, linnet_error
     return LINNET_OK;
 }
 
+void simple_scatter(struct simple *s)
+{
+    for (int32_t i = 0; i < s->max_blocks; i++) s->block_table[i] = s->max_blocks - 1 - i;
+}
+
 void simple_destroy(struct simple *s)
 {
     if (!s) return;
@@ -63,7 +68,8 @@ linnet_status simple_forward(struct simple *s, const int32_t *tokens, int32_t n_
         int32_t count = n - at < chunk ? n - at : chunk, context = at + count;
         for (int32_t t = 0; t < count; t++) {
             int32_t p = at + t;
-            s->positions[t] = s->slots[t] = p;
+            s->positions[t] = p;
+            s->slots[t] = s->block_table[p / KV_BLOCK] * KV_BLOCK + p % KV_BLOCK;
             s->rope_lens[t] = n_prompt > p + 1 ? n_prompt : p + 1;
             s->rows[t] = t;
         }

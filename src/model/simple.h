@@ -12,6 +12,10 @@ struct simple; /* step arrays for one decoder */
 linnet_status simple_create(struct decoder *d, struct simple **out, linnet_error *err);
 void simple_destroy(struct simple *s);
 
+/* From now on the cache is not contiguous: logical blocks lie at physical ones in descending order.
+ * Before the first token only. */
+void simple_scatter(struct simple *s);
+
 /*
  * Runs tokens[from..n) of a sequence whose first `from` tokens are already in the cache, as steps
  * of at most `chunk` tokens (0: as many as the decoder takes). The cache is contiguous: logical

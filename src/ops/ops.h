@@ -76,7 +76,11 @@ struct limits {
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
-    bool eager;          /* a device must not replay recorded steps */
+    /* For measuring, and none changes a bit of any result. A device must not */
+    bool eager; /* replay recorded steps */
+    bool
+        separate; /* fuse small operations: RMSNorm, RoPE, cache store and SiLU-mul by themselves */
+    bool gather;  /* read keys and values through the block table: it copies them together first */
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
@@ -108,6 +112,7 @@ struct layer {
     struct vector *post_norm;       /* [hidden] */
     struct matrix *gate_up;         /* [2 intermediate, hidden]: gate's rows, then up's */
     struct matrix *down;            /* [hidden, intermediate] */
+    struct vector *next_norm;       /* the next layer's input_norm, or the model's final norm */
 };
 
 /* The activations that may be looked at between operations (tests, check). */
@@ -142,6 +147,9 @@ struct ops {
                                     struct matrix **out, linnet_error *err);
     linnet_status (*load_vector)(struct backend *b, const float *values, int64_t n,
                                  struct vector **out, linnet_error *err);
+    /* After the last load_*: waits for what is still on its way, and frees what only loading needs.
+     * NULL: nothing to do. */
+    linnet_status (*loaded)(struct backend *b, linnet_error *err);
 
     /* Bytes, for the plan made before anything is loaded. */
     int64_t (*matrix_bytes)(enum dtype dtype, int64_t rows, int64_t columns);

@@ -77,27 +77,27 @@ load_queries(uint32_t a[D / 16][4], const struct attention &p, const bf16 *row0,
     }
 }
 
-/* Row g + 8 j of a result: a token's head. */
-template <int D>
-static __device__ __forceinline__ void write_row(const struct attention &p, int token, int head,
-                                                 const float o[D / 8][4], int j, float sum)
+/* Where a warp's results lie in shared memory: o[n][2 j] and o[n][2 j + 1] of row g + 8 j of its
+ * lanes side by side. For rows and dimensions (even ones) by their number: */
+template <int D> static __device__ __forceinline__ int result_at(int row, int d)
 {
-    bf16 *to = p.out.data + act_token(p.out, token);
-    int first = head * p.head_dim, t = threadIdx.x % 4;
-#pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        int d = 8 * n + 2 * t;
-        if (d < p.head_dim)
-            *(uint32_t *)(to + act_column(p.out, first + d)) =
-                pack_bf16(o[n][2 * j] / sum, o[n][2 * j + 1] / sum);
-    }
+    return ((row / 8 * (D / 8) + d / 8) * 32 + row % 8 * 4 + d % 8 / 2) * 2;
+}
+
+/* A token's dimensions d, d + 1 of a head. */
+static __device__ __forceinline__ void write_pair(const struct attention &p, int token, int head,
+                                                  int d, float2 v, float sum)
+{
+    *(uint32_t *)(p.out.data + act_token(p.out, token) + act_column(p.out, head * p.head_dim + d)) =
+        pack_bf16(v.x / sum, v.y / sum);
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
-/* A warp has 16 rows. Its queries stay in registers, or lie in shared memory if too many. */
+/* A warp has 16 rows, and one more warp loads for all. Queries stay in registers, or lie in shared
+ * memory if too many. */
 template <int D> struct tile_shape {
-    static constexpr int WARPS = D > 128 ? 4 : 6;
+    static constexpr int WARPS = D > 128 ? 4 : 7;
     static constexpr int ROWS = 16 * WARPS;
     static constexpr bool SHARED_Q = D > 128;
     static constexpr int SLICE = D % 32 == 0 ? 32 : 16; /* dimensions at a time */
@@ -178,13 +178,36 @@ take_chunk(const struct attention &p, const struct tile_rows &rows, int first_ke
     }
 }
 
+/* A warp's results, through shared memory (room for [16][D]) because code that is unrolled over
+ * registers costs more to fetch than to run. */
+template <int D>
+static __device__ __forceinline__ void write_tile(const struct attention &p, const struct tile &t,
+                                                  int first, int end_row, float *room,
+                                                  const float o[D / 8][4], const float sum[2])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(float2 *)&room[((j * (D / 8) + n) * 32 + lane) * 2] =
+                make_float2(o[n][2 * j], o[n][2 * j + 1]);
+    __syncwarp();
+    for (int r = 0; r < 16 && first + r < end_row; r++) {
+        int row = first + r, token = t.start + row / p.group,
+            head = blockIdx.x * p.group + row % p.group;
+        float row_sum = __shfl_sync(~0u, r < 8 ? sum[0] : sum[1], r % 8 * 4);
+        for (int d = 2 * lane; d < p.head_dim; d += 64)
+            write_pair(p, token, head, d, *(float2 *)&room[result_at<D>(r, d)], row_sum);
+    }
+}
+
 /* Grid: kv heads, tiles. */
 template <int D>
-static __global__ void __launch_bounds__(32 * tile_shape<D>::WARPS, D > 128 ? 1 : 2)
+static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
     tile_kernel(const struct attention p)
 {
     typedef tile_shape<D> shape;
-    constexpr int THREADS = 32 * shape::WARPS;
     extern __shared__ uint4 memory[];
     bf16 *buffers = (bf16 *)memory;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = blockIdx.x;
@@ -200,20 +223,31 @@ static __global__ void __launch_bounds__(32 * tile_shape<D>::WARPS, D > 128 ? 1 
                            query_row(p, t.start, first + lane / 4 + 8, end_row)};
 
     int page = chunk_page(table, 0, t.n_keys);
-    /* the first warps load the keys, the last ones the values */
     auto load = [&](int c, bf16 *to) {
-        constexpr int LOADERS = 128;
-        int left = t.n_keys - c * CHUNK_KEYS, other = threadIdx.x - (THREADS - LOADERS);
-        if (warp < LOADERS / 32)
-            load_chunk<D, LOADERS>(to, p.keys + heads, p.block_stride, p.head_dim, page, left,
-                                   threadIdx.x);
-        if (other >= 0)
-            load_chunk<D, LOADERS>(to + shape::CHUNK, p.values + heads, p.block_stride, p.head_dim,
-                                   page, left, other);
+        int left = t.n_keys - c * CHUNK_KEYS;
+        load_chunk<D, 32>(to, p.keys + heads, p.block_stride, p.head_dim, page, left, lane);
+        load_chunk<D, 32>(to + shape::CHUNK, p.values + heads, p.block_stride, p.head_dim, page,
+                          left, lane);
+        copy_commit();
         page = chunk_page(table, c + 1, t.n_keys); /* in time for the next */
     };
     wait_for_previous_kernel();
     bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * row_stride<D>();
+    int ahead = p.stages > 1 ? 2 * shape::CHUNK : 0;
+    if (warp == shape::WARPS) { /* chunk c + 1 is loaded while the others are at c */
+        if (ahead) load(0, buffers);
+        for (int c = 0; c < n_chunks; c++) {
+            if (!ahead) {
+                __syncthreads();
+                load(c, buffers);
+            }
+            copy_wait<0>();
+            __syncthreads();
+            if (ahead && c + 1 < n_chunks) load(c + 1, buffers + (c + 1) % 2 * ahead);
+        }
+        __syncthreads();
+        return;
+    }
     uint32_t q[D / 16][4];
     load_queries<D>(q, p, from[0], from[1]);
     if (shape::SHARED_Q) {
@@ -223,32 +257,19 @@ static __global__ void __launch_bounds__(32 * tile_shape<D>::WARPS, D > 128 ? 1 
             for (int i = 0; i < 4; i++)
                 *(uint32_t *)(shared_q + (lane / 4 + i % 2 * 8) * row_stride<D>() + 16 * k +
                               i / 2 * 8 + lane % 4 * 2) = q[k][i];
+        __syncwarp();
     }
-    int ahead = p.stages > 1 ? 2 * shape::CHUNK : 0, at = 0;
-    if (ahead) load(0, buffers);
     float o[D / 8][4] = {}, running_max[2] = {-INFINITY, -INFINITY}, running_sum[2] = {};
     for (int c = 0; c < n_chunks; c++) {
-        if (!ahead) {
-            __syncthreads();
-            load(c, buffers);
-        }
-        copy_commit();
-        copy_wait<0>();
+        if (!ahead) __syncthreads();
         __syncthreads();
-        const bf16 *keys = buffers + at;
-        at = ahead - at;
-        if (ahead && c + 1 < n_chunks) load(c + 1, buffers + at);
+        const bf16 *keys = buffers + c % 2 * ahead;
         if (rows.most > c * CHUNK_KEYS)
             take_chunk<D>(p, rows, c * CHUNK_KEYS, q, shared_q, keys, keys + shape::CHUNK,
                           running_max, running_sum, o);
     }
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        int row = first + 8 * j + lane / 4;
-        if (row < end_row)
-            write_row<D>(p, t.start + row / p.group, kv_head * p.group + row % p.group, o, j,
-                         running_sum[j]);
-    }
+    __syncthreads(); /* nobody reads the buffers now */
+    write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
 }
 
 /* ---- single tokens --------------------------------------------------------------------------- */
@@ -303,7 +324,7 @@ struct running {
     int turn; /* the chunk that merges next */
 };
 
-/* A chunk's result, or the running one, to its slot: values [n_rows][D], maxima, sums. */
+/* A chunk's result to its slot: values [n_rows][D], maxima, sums. */
 template <int D>
 static __device__ __forceinline__ void store_slot(float *slot, int n_rows, const float o[D / 8][4],
                                                   const float max[2], const float sum[2])
@@ -323,15 +344,13 @@ static __device__ __forceinline__ void store_slot(float *slot, int n_rows, const
     }
 }
 
-/* Merges a warp's chunk when its turn has come; the last one's warp has the result and passes it
- * on. */
+/* Merges a warp's chunk when its turn has come. */
 template <int D>
-static __device__ __forceinline__ void
-merge_in_turn(const struct attention &p, const struct share &s, struct running *run, float *values,
-              int chunk, struct chunk c, float o[D / 8][4])
+static __device__ __forceinline__ void merge_in_turn(struct running *run, float *values, int n_rows,
+                                                     int chunk, const struct chunk &c,
+                                                     const float o[D / 8][4])
 {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    bool last = chunk == s.end - 1;
+    int lane = threadIdx.x % 32;
     volatile int *turn = &run->turn;
     while (*turn != chunk) {
     }
@@ -339,8 +358,8 @@ merge_in_turn(const struct attention &p, const struct share &s, struct running *
     __threadfence_block();
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        int row = g + 8 * j;
-        if (8 * j >= s.n_rows) break;
+        int row = lane / 4 + 8 * j;
+        if (8 * j >= n_rows) break;
         float max = chunk ? run->max[row] : -INFINITY, sum = chunk ? run->sum[row] : 0, old, add;
         merge_factors(&max, &sum, c.max[j], c.sum[j], &old, &add);
         __syncwarp();
@@ -348,24 +367,34 @@ merge_in_turn(const struct attention &p, const struct share &s, struct running *
         for (int n = 0; n < D / 8; n++) {
             float2 *at = (float2 *)&values[((j * (D / 8) + n) * 32 + lane) * 2];
             float2 v = chunk ? *at : make_float2(0, 0);
-            v.x = o[n][2 * j] = merge_value(v.x, o[n][2 * j], old, add);
-            v.y = o[n][2 * j + 1] = merge_value(v.y, o[n][2 * j + 1], old, add);
-            if (!last) *at = v;
+            v.x = merge_value(v.x, o[n][2 * j], old, add);
+            v.y = merge_value(v.y, o[n][2 * j + 1], old, add);
+            *at = v;
         }
-        if (t == 0) run->max[row] = max, run->sum[row] = sum;
-        c.max[j] = max, c.sum[j] = sum;
+        if (lane % 4 == 0) run->max[row] = max, run->sum[row] = sum;
     }
-    if (!last) {
-        __threadfence_block();
-        __syncwarp();
-        if (lane == 0) *turn = chunk + 1;
-    } else if (s.slots) {
-        store_slot<D>(s.slots, s.n_rows, o, c.max, c.sum);
-    } else {
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            if (g + 8 * j < s.n_rows)
-                write_row<D>(p, s.token, s.first_head + g + 8 * j, o, j, c.sum[j]);
+    __threadfence_block();
+    __syncwarp();
+    if (lane == 0) *turn = chunk + 1;
+}
+
+/* What block 0 has merged: to the output, or to slot 0 if others have more. */
+template <int D>
+static __device__ __forceinline__ void pass_on(const struct attention &p, const struct share &s,
+                                               const struct running *run, const float *values)
+{
+    __syncthreads();
+    for (int u = threadIdx.x; u < s.n_rows * (D / 2); u += blockDim.x) {
+        int row = u / (D / 2), d = u % (D / 2) * 2;
+        float2 v = *(const float2 *)&values[result_at<D>(row, d)];
+        if (s.slots)
+            *(float2 *)&s.slots[row * D + d] = v;
+        else if (d < p.head_dim)
+            write_pair(p, s.token, s.first_head + row, d, v, run->sum[row]);
+    }
+    if (s.slots && threadIdx.x < s.n_rows) {
+        s.slots[s.n_rows * D + threadIdx.x] = run->max[threadIdx.x];
+        s.slots[s.n_rows * D + s.n_rows + threadIdx.x] = run->sum[threadIdx.x];
     }
 }
 
@@ -438,12 +467,10 @@ static __device__ void merge_slots(const struct attention &p, const struct share
                 if (d == 0) sums[odd ^ 1][row] = sum;
                 continue;
             }
-            bf16 *to = p.out.data + act_token(p.out, s.token);
-            int column = (s.first_head + row) * p.head_dim + d;
             if (d < p.head_dim)
-                *(uint32_t *)(to + act_column(p.out, column)) = pack_bf16(v.x / sum, v.y / sum);
+                write_pair(p, s.token, s.first_head + row, d, make_float2(v.x, v.y), sum);
             if (d + 2 < p.head_dim)
-                *(uint32_t *)(to + act_column(p.out, column + 2)) = pack_bf16(v.z / sum, v.w / sum);
+                write_pair(p, s.token, s.first_head + row, d + 2, make_float2(v.z, v.w), sum);
         }
     }
 }
@@ -525,12 +552,13 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
         __syncwarp();
         load(values, p.values, chunk + warps, page);
         if (s.split == 0)
-            merge_in_turn<D>(p, s, &run, (float *)memory, chunk, c, o);
+            merge_in_turn<D>(&run, (float *)memory, s.n_rows, chunk, c, o);
         else
             store_slot<D>(s.slots + (1 + chunk - s.after) * p.slot_floats, s.n_rows, o, c.max,
                           c.sum);
     }
     copy_wait<0>();
+    if (s.split == 0) pass_on<D>(p, s, &run, (float *)memory);
     if (s.slots && last_to_arrive(p.tickets + s.item, s.n_active)) {
         int n_chunks = (s.n_keys + CHUNK_KEYS - 1) / CHUNK_KEYS;
         merge_slots<D>(p, s, &run, (float *)memory, (float *)memory + GROUP_ROWS * D,
@@ -619,8 +647,6 @@ void attention_open(struct backend *b)
               cudaDeviceGetAttribute(&m->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                      b->device),
               "the shared memory's size");
-    cuda_good(b, cudaDeviceGetAttribute(&m->n_sms, cudaDevAttrMultiProcessorCount, b->device),
-              "the number of multiprocessors");
     cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cuda_good(b, cudaFuncSetAttribute(v.tile, limit, m->shared_limit), "attention's shared memory");
     cuda_good(b, cudaFuncSetAttribute(v.single, limit, m->shared_limit - OWN_SHARED),
@@ -690,8 +716,8 @@ static void run_singles(struct backend *b, const struct variant *v, struct atten
 static void run_tiles(struct backend *b, const struct variant *v, struct attention p)
 {
     p.stages = 2 * v->chunk + v->tile_q <= b->attention.shared_limit ? 2 : 1;
-    launch(b, v->tile, dim3((unsigned)p.n_kv_heads, (unsigned)b->attention.n_tiles), v->tile_warps,
-           p.stages * v->chunk + v->tile_q, p);
+    launch(b, v->tile, dim3((unsigned)p.n_kv_heads, (unsigned)b->attention.n_tiles),
+           v->tile_warps + 1, p.stages * v->chunk + v->tile_q, p);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
@@ -721,14 +747,6 @@ void attention_plan(struct backend *b, const struct step *s, struct device_step 
         }
     }
     qsort(tiles, (size_t)n_tiles, sizeof *tiles, compare_tiles);
-    /* The second round of blocks shares multiprocessors with the first: the other way about. */
-    int32_t round = b->attention.n_sms / b->shape.n_kv_heads,
-            end = 2 * round < n_tiles ? 2 * round : n_tiles;
-    for (int32_t i = round, j = end - 1; i < j; i++, j--) {
-        struct tile t = tiles[i];
-        tiles[i] = tiles[j];
-        tiles[j] = t;
-    }
     b->attention.n_tiles = n_tiles;
     b->attention.n_singles = n_singles;
 }

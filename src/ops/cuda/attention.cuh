@@ -159,6 +159,12 @@ static __device__ __forceinline__ float exp2_normal(float x)
     return y;
 }
 
+/* What scores are multiplied by: head_dim^-0.5, and log2 e because weights are powers of 2. */
+static inline float attention_scale(int32_t head_dim)
+{
+    return (float)(1.4426950408889634 / sqrt((double)head_dim));
+}
+
 /* What a chunk gives for rows g [0] and g + 8 [1]: maximum and sum of the weights. */
 struct chunk {
     float max[2], sum[2];
@@ -199,12 +205,6 @@ weigh_values(float o[N][4], const uint32_t p[KEY_TILES / 2][4], const bf16 *valu
             mma_16816(o[n], p[k][0], p[k][1], p[k][2], p[k][3], b[0], b[1]);
             mma_16816(o[n + 1], p[k][0], p[k][1], p[k][2], p[k][3], b[2], b[3]);
         }
-}
-
-/* The factor of scores before exp2. */
-static inline float attention_scale(int32_t head_dim)
-{
-    return (float)(1.4426950408889634 / sqrt((double)head_dim));
 }
 
 /*

@@ -128,9 +128,24 @@ struct graph {
     int32_t max_blocks;
 };
 
+/* What the operations were given when last called: the same weights in every step. */
+struct model_parts {
+    const struct matrix *embedding, *head;
+    const struct vector *final_norm;
+    const struct layer **layers; /* [n_layers] */
+};
+
+/* Inputs of products in one order. */
+struct act_set {
+    struct act normed; /* hidden: x times the next norm's weight */
+    struct act attn;   /* n_heads * head_dim */
+    struct act act;    /* intermediate */
+};
+
+struct decode; /* decode.cu's */
+
 /* Attention's own: see attention.cu. */
 struct attention_memory {
-    int n_sms;
     int shared_limit;  /* bytes of shared memory that a block may have */
     uint32_t *tickets; /* zero between launches */
     float *scratch;    /* chunks of sequences that several blocks share */
@@ -141,60 +156,97 @@ struct attention_memory {
 struct backend {
     struct shape shape;
     struct limits limits;
-    int device, capability; /* 10 major + minor */
+    int device, capability; /* 10 * major + minor */
     cudaStream_t stream;
     cudaError_t failed; /* the first failure; later work is skipped */
     const char *failed_at;
+    struct pool *pool;       /* for loading */
+    struct loading *loading; /* NULL but while weights are loaded */
+    struct weight_block *weight_blocks;
     struct matrix *matrices;
     struct vector *vectors;
-    bf16 *cache;     /* [n_layers][K, V][n_blocks][n_kv_heads][16][head_dim] */
-    float *x;        /* [max_tokens, hidden] */
-    bf16 *normed;    /* [max_tokens, hidden padded] */
-    float *qkv;      /* [max_tokens, (n_heads + 2 n_kv_heads) head_dim] */
-    bf16 *q;         /* [max_tokens, n_heads head_dim] */
-    struct act attn; /* [max_tokens, n_heads head_dim padded] */
+    struct model_parts model;
+    bf16 *cache;                  /* [n_layers][K, V][n_blocks][n_kv_heads][16][head_dim] */
+    struct act_set fragments;     /* on Hopper for up to 8 tokens, elsewhere for all */
+    struct act_set cores;         /* on Hopper */
+    struct act normed, attn, act; /* of this step: one set or the other */
+    float *x;                     /* [max_tokens, hidden] */
+    int32_t hidden_panels;
+    float *squares, *head_squares; /* [tokens, hidden_panels] of x; of the wanted rows */
+    float *qkv;                    /* [max_tokens, (n_heads + 2 n_kv_heads) head_dim] */
+    bf16 *q;                       /* [max_tokens, n_heads head_dim] */
+    float *logits;                 /* [max_logits, vocab] */
+    float *row;                    /* room for the widest row that is read back */
+    float *host_logits;            /* pinned */
     struct attention_memory attention;
-    float *gate_up;     /* [max_tokens, 2 intermediate] */
-    bf16 *act;          /* [max_tokens, intermediate padded] */
-    float *logits;      /* [max_logits, vocab] */
-    float *host_logits; /* pinned */
+    struct chosen *chosen; /* [max_logits] of the last step */
     struct device_step step;
     void *step_memory, *host_step; /* device and pinned; the same layout */
     size_t step_bytes;
-    void *staging, *host_staging; /* for loading */
     int32_t n_logits;
+    struct decode *decode;              /* NULL: this GPU or model has no such kernel */
+    bool in_decode;                     /* this step is decode.cu's */
     struct graph graphs[MAX_GRAPH + 1]; /* by number of tokens */
     struct graph *graph;                /* of this step, or NULL */
     bool recording;
 };
-
-enum { STAGING_BYTES = 32 << 20 };
 
 static inline int64_t padded_columns(int64_t columns)
 {
     return (columns + K_UNIT - 1) / K_UNIT * K_UNIT;
 }
 
+static inline int64_t panel_count(int64_t rows, bool paired)
+{
+    return paired ? (rows / 2 + 7) / 8 : (rows + PANEL_ROWS - 1) / PANEL_ROWS;
+}
+
+/* ---- errors.cu ---- */
+
 /* Keeps the first error; true while all is well. */
 bool cuda_good(struct backend *b, cudaError_t status, const char *what);
+/* The error that was kept as a sentence for the user; LINNET_OK if there is none. */
+linnet_status cuda_failure(const struct backend *b, linnet_error *err);
+/* Whether a GPU can be used: its name for people, and the memory that is free on it. */
+linnet_status cuda_find(int index, char *text, size_t text_size, int64_t *free_bytes,
+                        linnet_error *err);
+
+/* ---- load.cu: these operations of the table ---- */
+
+int64_t cuda_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns);
+int64_t cuda_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns);
+linnet_status cuda_load_matrix(struct backend *b, const struct matrix_part *parts, int n_parts,
+                               struct matrix **out, linnet_error *err);
+linnet_status cuda_load_embedding(struct backend *b, const struct matrix_part *part,
+                                  struct matrix **out, linnet_error *err);
+linnet_status cuda_load_vector(struct backend *b, const float *values, int64_t n,
+                               struct vector **out, linnet_error *err);
+linnet_status cuda_loaded(struct backend *b, linnet_error *err);
+/* Frees matrices and vectors, and what loading has left. */
+void cuda_unload(struct backend *b);
 
 /* ---- matrix.cu ---- */
 
-/* rows [n, columns] bf16 on the device -> rows first.. of the packed matrix */
-void matrix_pack(struct backend *b, const bf16 *rows, int64_t first, int64_t n, struct matrix *m);
+/* rows [n, columns] bf16 on the device -> rows first.. of the packed matrix (of a paired one,
+ * counted through both halves), zeros in their padding columns; rows that only the last panel has
+ * are zero already. On any stream, but one call at a time. */
+void matrix_pack(struct backend *b, cudaStream_t stream, const bf16 *rows, int64_t first, int64_t n,
+                 struct matrix *m);
 
-/* y[t][r] = (or +=) m[r] x[t] (+ bias[r]); x: [n, m->padded] */
-void matrix_product(struct backend *b, const struct matrix *m, const bf16 *x, int32_t n, float *y,
-                    const struct vector *bias, bool add);
+/* Any GPU, any number of tokens; p->in in fragments. */
+void matrix_product(struct backend *b, const struct product *p);
 
 /* ---- rows.cu ---- */
 
+/* x = the tokens' rows of the embedding */
 void rows_embed(struct backend *b, const struct matrix *embedding, int32_t n);
-/* normed[i] = RMSNorm(x[row_of ? row_of[i] : i]) */
-void rows_norm(struct backend *b, const struct vector *weight, const int32_t *row_of, int32_t n);
+/* Rows of x (row i is row_of[i]; NULL: i) as the input of a product, and their squares. */
+void rows_prepare(struct backend *b, const struct vector *norm, const int32_t *row_of, int32_t n,
+                  struct act out, float *squares);
 /* q/k norms, RoPE; q to its buffer, k and v to their slots */
 void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, int32_t n);
-void rows_silu_mul(struct backend *b, int32_t n);
+/* One token's columns as fp32 on the device. */
+void rows_read_act(struct backend *b, struct act a, int32_t token, int32_t columns, float *out);
 
 /* ---- attention.cu ---- */
 
@@ -213,6 +265,15 @@ void attention_plan(struct backend *b, const struct step *s, struct device_step 
 /* A step that is being recorded is divided token by token, whatever attention_plan said, so that
  * it can be replayed for any step of as many tokens. */
 void attention_run(struct backend *b, const struct step *s, int32_t layer);
+
+/* ---- decode.cu ---- */
+
+bool decode_open(struct backend *b);
+void decode_close(struct backend *b);
+size_t decode_bytes(const struct shape *s, const struct limits *l);
+bool decode_can(const struct backend *b, const struct step *s);
+/* The whole step, from token ids to logits. */
+void decode_run(struct backend *b, const struct step *s);
 
 /* This layer's keys (0) or values (1). */
 static inline bf16 *cache_of(const struct backend *b, int32_t layer, int values)

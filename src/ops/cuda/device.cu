@@ -2,7 +2,6 @@
  * device.cu - the CUDA backend's table of operations: the device and its stream, all memory, the
  * way in and out. Everything is enqueued on one stream; `finish` waits for it.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,53 +9,16 @@
 
 static int selected; /* the device that linnet_cuda_ops was asked for last */
 
-bool cuda_good(struct backend *b, cudaError_t status, const char *what)
+static int capability_of(int device)
 {
-    if (status != cudaSuccess && b->failed == cudaSuccess) {
-        b->failed = status;
-        b->failed_at = what;
-    }
-    return b->failed == cudaSuccess;
-}
-
-static linnet_status device_error(const struct backend *b, linnet_error *err)
-{
-    if (b->failed == cudaErrorMemoryAllocation)
-        return error_set(err, LINNET_MEMORY,
-                         "the GPU has too little free memory for %s: lower max_model_len or "
-                         "kv_cache_memory, or free the GPU",
-                         b->failed_at);
-    return error_set(err, LINNET_DEVICE, "the GPU failed in %s: %s", b->failed_at,
-                     cudaGetErrorString(b->failed));
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return 10 * major + minor;
 }
 
 /* ---- memory -----------------------------------------------------------------------------------
  */
-
-static void cuda_close(struct backend *b)
-{
-    if (!b) return;
-    for (struct matrix *m = b->matrices, *next; m; m = next) {
-        next = m->next;
-        cudaFree(m->data);
-        free(m);
-    }
-    for (struct vector *v = b->vectors, *next; v; v = next) {
-        next = v->next;
-        cudaFree(v->data);
-        free(v);
-    }
-    void *device[] = {b->cache,   b->x,   b->normed, b->qkv,         b->q,      b->attn,
-                      b->gate_up, b->act, b->logits, b->step_memory, b->staging};
-    for (size_t i = 0; i < sizeof device / sizeof *device; i++) cudaFree(device[i]);
-    cudaFreeHost(b->host_logits);
-    cudaFreeHost(b->host_step);
-    cudaFreeHost(b->host_staging);
-    for (int i = 0; i <= MAX_GRAPH; i++)
-        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
-    if (b->stream) cudaStreamDestroy(b->stream);
-    free(b);
-}
 
 static int64_t cuda_cache_bytes(const struct shape *s, int32_t n_blocks)
 {
@@ -83,29 +45,87 @@ static size_t lay_step(const struct shape *s, const struct limits *l, char *memo
     return at + tokens * (size_t)s->head_dim * sizeof(float);
 }
 
-struct request {
+struct buffer_request {
     void **memory;
     size_t bytes;
 };
 
-static int list_buffers(struct backend *b, struct request out[9])
+enum { MOST_BUFFERS = 16 };
+
+/* Whether gemm.cu works here. */
+static bool has_gemm(const struct backend *b)
+{
+    return false && b->capability == 90;
+}
+
+/* Tokens of the two orders of inputs. */
+static int64_t fragment_tokens(const struct backend *b, int64_t rows)
+{
+    return has_gemm(b) ? ACT_TOKENS : (rows + ACT_TOKENS - 1) / ACT_TOKENS * ACT_TOKENS;
+}
+
+static int64_t core_tokens(const struct backend *b, int64_t rows)
+{
+    return has_gemm(b) ? (rows + ACT_TOKENS - 1) / ACT_TOKENS * ACT_TOKENS : 0;
+}
+
+static int add_acts(struct act_set *set, int64_t capacity, bool cores, const struct shape *s,
+                    struct buffer_request *out)
+{
+    struct act *acts[3] = {&set->normed, &set->attn, &set->act};
+    int64_t columns[3] = {s->hidden, (int64_t)s->n_heads * s->head_dim, s->intermediate};
+    for (int i = 0; i < 3; i++) {
+        acts[i]->padded = padded_columns(columns[i]);
+        acts[i]->capacity = capacity;
+        acts[i]->cores = cores;
+        out[i] = (struct buffer_request){(void **)&acts[i]->data,
+                                         (size_t)(capacity * acts[i]->padded) * sizeof(bf16)};
+    }
+    return 3;
+}
+
+/* The first is the cache, the last the logits. */
+static int list_buffers(struct backend *b, struct buffer_request out[MOST_BUFFERS])
 {
     const struct shape *s = &b->shape;
     size_t tokens = (size_t)b->limits.max_tokens, q = (size_t)(s->n_heads * s->head_dim),
-           kv = (size_t)(s->n_kv_heads * s->head_dim);
-    size_t rows = tokens > (size_t)b->limits.max_logits ? tokens : (size_t)b->limits.max_logits;
-    const struct request list[9] = {
-        {(void **)&b->cache, (size_t)cuda_cache_bytes(s, b->limits.n_blocks)},
+           kv = (size_t)(s->n_kv_heads * s->head_dim), logits = (size_t)b->limits.max_logits;
+    size_t rows = tokens > logits ? tokens : logits, panels = (size_t)panel_count(s->hidden, false);
+    size_t widest = (size_t)s->intermediate > q ? (size_t)s->intermediate : q;
+    int n = 0;
+    b->hidden_panels = (int32_t)panels;
+    out[n++] = (struct buffer_request){(void **)&b->cache,
+                                       (size_t)cuda_cache_bytes(s, b->limits.n_blocks)};
+    n += add_acts(&b->fragments, fragment_tokens(b, (int64_t)rows), false, s, out + n);
+    n += add_acts(&b->cores, core_tokens(b, (int64_t)rows), true, s, out + n);
+    const struct buffer_request list[] = {
         {(void **)&b->x, tokens * (size_t)s->hidden * sizeof(float)},
-        {(void **)&b->normed, rows * (size_t)padded_columns(s->hidden) * sizeof(bf16)},
+        {(void **)&b->squares, rows * panels * sizeof(float)},
+        {(void **)&b->head_squares, rows * panels * sizeof(float)},
         {(void **)&b->qkv, tokens * (q + 2 * kv) * sizeof(float)},
         {(void **)&b->q, tokens * q * sizeof(bf16)},
-        {(void **)&b->attn, tokens * (size_t)padded_columns((int64_t)q) * sizeof(bf16)},
-        {(void **)&b->gate_up, tokens * 2 * (size_t)s->intermediate * sizeof(float)},
-        {(void **)&b->act, tokens * (size_t)padded_columns(s->intermediate) * sizeof(bf16)},
-        {(void **)&b->logits, (size_t)b->limits.max_logits * (size_t)s->vocab * sizeof(float)}};
-    memcpy(out, list, sizeof list);
-    return 9;
+        {(void **)&b->row, widest * sizeof(float)},
+        {(void **)&b->chosen, logits * sizeof(struct chosen)},
+        {(void **)&b->logits, logits * (size_t)s->vocab * sizeof(float)}};
+    memcpy(out + n, list, sizeof list);
+    return n + (int)(sizeof list / sizeof *list);
+}
+
+static void cuda_close(struct backend *b)
+{
+    if (!b) return;
+    cuda_unload(b);
+    struct buffer_request list[MOST_BUFFERS];
+    for (int i = 0, n = list_buffers(b, list); i < n; i++) cudaFree(*list[i].memory);
+    cudaFree(b->step_memory);
+    decode_close(b);
+    free(b->model.layers);
+    cudaFreeHost(b->host_logits);
+    cudaFreeHost(b->host_step);
+    for (int i = 0; i <= MAX_GRAPH; i++)
+        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
+    if (b->stream) cudaStreamDestroy(b->stream);
+    free(b);
 }
 
 static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits *limits,
@@ -114,10 +134,11 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
     (void)n_threads;
     struct backend b = {};
     struct device_step step;
-    struct request list[9];
+    struct buffer_request list[MOST_BUFFERS];
     b.shape = *shape;
     b.limits = *limits;
-    size_t bytes = lay_step(shape, limits, NULL, &step) + STAGING_BYTES;
+    b.capability = capability_of(selected);
+    size_t bytes = lay_step(shape, limits, NULL, &step) + decode_bytes(shape, limits);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
         bytes += list[i].bytes; /* 0 is the cache */
     return (int64_t)bytes;
@@ -125,8 +146,13 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
 
 static bool reserve(struct backend *b)
 {
-    struct request list[9];
-    for (int i = 0, n = list_buffers(b, list); i < n; i++) {
+    struct buffer_request list[MOST_BUFFERS];
+    int n = list_buffers(b, list);
+    b->model.layers =
+        (const struct layer **)mem_new((size_t)b->shape.n_layers, sizeof *b->model.layers);
+    if (!b->model.layers) return cuda_good(b, cudaErrorMemoryAllocation, "the layers");
+    for (int i = 0; i < n; i++) {
+        if (list[i].bytes == 0) continue;
         if (!cuda_good(b, cudaMalloc(list[i].memory, list[i].bytes),
                        i ? "activations" : "the cache"))
             return false;
@@ -138,18 +164,15 @@ static bool reserve(struct backend *b)
     b->step_bytes = lay_step(&b->shape, &b->limits, NULL, &b->step);
     if (!cuda_good(b, cudaMalloc(&b->step_memory, b->step_bytes), "a step") ||
         !cuda_good(b, cudaMallocHost(&b->host_step, b->step_bytes), "a step") ||
-        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[8].bytes), "logits") ||
-        !cuda_good(b, cudaMalloc(&b->staging, STAGING_BYTES), "loading") ||
-        !cuda_good(b, cudaMallocHost(&b->host_staging, STAGING_BYTES), "loading"))
+        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[n - 1].bytes), "logits"))
         return false;
     lay_step(&b->shape, &b->limits, (char *)b->step_memory, &b->step);
-    return true;
+    return decode_open(b);
 }
 
 static linnet_status cuda_open(const struct shape *shape, const struct limits *limits,
                                struct pool *pool, struct backend **out, linnet_error *err)
 {
-    (void)pool;
     if (shape->head_dim > 256 || shape->head_dim % 2)
         return error_set(err, LINNET_UNSUPPORTED,
                          "head_dim %d: the CUDA backend takes even numbers up to 256",
@@ -158,123 +181,20 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     if (!b) return error_memory(err, "the CUDA backend", sizeof *b);
     b->shape = *shape;
     b->limits = *limits;
+    b->pool = pool;
     b->device = selected;
+    b->capability = capability_of(selected);
     cuda_good(b, cudaSetDevice(b->device),
               "choosing the device"); /* a thread's choice is its own */
     if (!cuda_good(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking),
                    "opening a stream") ||
         !reserve(b)) {
-        linnet_status status = device_error(b, err);
+        linnet_status status = cuda_failure(b, err);
         cuda_close(b);
         return status;
     }
     *out = b;
     return LINNET_OK;
-}
-
-/* ---- loading ------------------------------------------------------------------------------------
- */
-
-static struct matrix *new_matrix(struct backend *b, int64_t rows, int64_t columns, size_t bytes)
-{
-    struct matrix *m = (struct matrix *)mem_new(1, sizeof *m);
-    if (!m) {
-        cuda_good(b, cudaErrorMemoryAllocation, "a weight matrix");
-        return NULL;
-    }
-    m->rows = rows;
-    m->columns = columns;
-    m->padded = padded_columns(columns);
-    m->next = b->matrices;
-    b->matrices = m;
-    if (cuda_good(b, cudaMalloc((void **)&m->data, bytes), "the weights"))
-        cuda_good(b, cudaMemsetAsync(m->data, 0, bytes, b->stream), "the weights");
-    return m;
-}
-
-/* Row r of a part as bf16. scratch: [columns] */
-static void convert_row(const struct matrix_part *p, int64_t r, float *scratch, uint16_t *out)
-{
-    const char *source = (const char *)p->data +
-                         matrix_source_row(r, p->interleaved) * dtype_bytes(p->dtype, p->columns);
-    if (p->dtype == DTYPE_BF16) {
-        memcpy(out, source, (size_t)p->columns * 2);
-        return;
-    }
-    dtype_to_f32(p->dtype, source, p->columns, scratch);
-    for (int64_t c = 0; c < p->columns; c++) out[c] = bf16_from_f32(scratch[c]);
-}
-
-/* Sends the rows of a part through the staging buffers; `take` gets them on the device. */
-static void send_rows(struct backend *b, const struct matrix_part *p, int64_t first,
-                      struct matrix *m, bool packed)
-{
-    float *scratch = (float *)mem_new((size_t)p->columns, sizeof(float));
-    int64_t row_bytes = p->columns * 2, at_once = STAGING_BYTES / row_bytes;
-    if (!scratch || at_once < 1) cuda_good(b, cudaErrorMemoryAllocation, "loading a row");
-    for (int64_t r = 0; r < p->rows && b->failed == cudaSuccess; r += at_once) {
-        int64_t n = p->rows - r < at_once ? p->rows - r : at_once;
-        for (int64_t i = 0; i < n; i++)
-            convert_row(p, r + i, scratch, (uint16_t *)b->host_staging + i * p->columns);
-        void *to = packed ? b->staging : (void *)(m->data + (first + r) * p->columns);
-        cuda_good(b,
-                  cudaMemcpyAsync(to, b->host_staging, (size_t)(n * row_bytes),
-                                  cudaMemcpyHostToDevice, b->stream),
-                  "loading weights");
-        if (packed) matrix_pack(b, (const bf16 *)b->staging, first + r, n, m);
-        cuda_good(b, cudaStreamSynchronize(b->stream),
-                  "loading weights"); /* the staging buffer is free again */
-    }
-    free(scratch);
-}
-
-static int64_t cuda_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns)
-{
-    (void)dtype;
-    return (rows + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS * padded_columns(columns) *
-           (int64_t)sizeof(bf16);
-}
-
-static int64_t cuda_embedding_bytes(enum dtype dtype, int64_t rows, int64_t columns)
-{
-    (void)dtype;
-    return rows * columns * (int64_t)sizeof(bf16);
-}
-
-static linnet_status cuda_load_matrix(struct backend *b, const struct matrix_part *parts,
-                                      int n_parts, struct matrix **out, linnet_error *err)
-{
-    int64_t rows = 0, first = 0;
-    for (int i = 0; i < n_parts; i++) rows += parts[i].rows;
-    struct matrix *m = new_matrix(b, rows, parts[0].columns,
-                                  (size_t)cuda_matrix_bytes(DTYPE_BF16, rows, parts[0].columns));
-    for (int i = 0; i < n_parts && b->failed == cudaSuccess; first += parts[i++].rows)
-        send_rows(b, &parts[i], first, m, true);
-    *out = m;
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
-}
-
-static linnet_status cuda_load_embedding(struct backend *b, const struct matrix_part *part,
-                                         struct matrix **out, linnet_error *err)
-{
-    *out = new_matrix(b, part->rows, part->columns,
-                      (size_t)cuda_embedding_bytes(part->dtype, part->rows, part->columns));
-    if (b->failed == cudaSuccess) send_rows(b, part, 0, *out, false);
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
-}
-
-static linnet_status cuda_load_vector(struct backend *b, const float *values, int64_t n,
-                                      struct vector **out, linnet_error *err)
-{
-    struct vector *v = (struct vector *)mem_new(1, sizeof *v);
-    if (!v) return error_memory(err, "a weight vector", sizeof *v);
-    v->next = b->vectors;
-    b->vectors = v;
-    if (cuda_good(b, cudaMalloc((void **)&v->data, (size_t)n * sizeof(float)), "the weights"))
-        cuda_good(b, cudaMemcpy(v->data, values, (size_t)n * sizeof(float), cudaMemcpyHostToDevice),
-                  "loading weights");
-    *out = v;
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
 }
 
 /* ---- the operations
@@ -303,9 +223,16 @@ static void send_step(struct backend *b, const struct step *s, const float *rope
         "sending a step");
 }
 
+/* Whether this step's inputs of products lie in cores. */
+static bool in_cores(const struct backend *b, int32_t rows)
+{
+    return b->cores.normed.capacity > 0 && rows > 8;
+}
+
 /*
  * A step in which every token wants logits (decoding) is recorded once for each of its shapes and
  * replayed from then on: all that changes between two such steps lies in the buffers of send_step.
+ * Hopper's steps of up to 8 sequences are one kernel, which needs no recording.
  */
 static void cuda_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
 {
@@ -313,8 +240,11 @@ static void cuda_begin(struct backend *b, const struct step *s, const float *rop
     send_step(b, s, rope);
     b->n_logits = s->n_logits;
     b->graph = NULL;
-    bool recordable =
-        whole && !b->limits.eager && s->n_tokens == s->n_logits && s->n_tokens <= MAX_GRAPH;
+    b->in_decode = whole && !b->limits.eager && decode_can(b, s);
+    const struct act_set *set = in_cores(b, s->n_tokens) ? &b->cores : &b->fragments;
+    b->normed = set->normed, b->attn = set->attn, b->act = set->act;
+    bool recordable = whole && !b->limits.eager && !b->in_decode && s->n_tokens == s->n_logits &&
+                      s->n_tokens <= MAX_GRAPH;
     if (!recordable || b->failed != cudaSuccess) return;
     b->graph = &b->graphs[s->n_tokens];
     if (b->graph->exec && b->graph->max_blocks == s->max_blocks) return;
@@ -325,22 +255,65 @@ static void cuda_begin(struct backend *b, const struct step *s, const float *rop
                              "recording a step");
 }
 
-/* True if the operation is already in the graph that finish will launch. */
+/* True if the operation is already in what finish will launch. */
 static bool replayed(const struct backend *b)
 {
-    return b->graph && b->graph->exec;
+    return b->in_decode || (b->graph && b->graph->exec);
+}
+
+static void product(struct backend *b, const struct product *p)
+{
+    matrix_product(b, p);
+}
+
+/* A product whose input is the residual stream, half normed. */
+static struct product from_normed(const struct backend *b, enum product_to to,
+                                  const struct matrix *m, int32_t n)
+{
+    struct product p = {};
+    p.to = to;
+    p.m = m;
+    p.in = b->normed;
+    p.n = n;
+    p.squares = b->squares;
+    p.in_panels = b->hidden_panels;
+    p.in_width = b->shape.hidden;
+    p.eps = b->shape.norm_eps;
+    return p;
+}
+
+/* A product that adds to the residual stream and makes the next input of it. */
+static void to_residual(struct backend *b, const struct matrix *m, struct act in,
+                        const struct vector *bias, const struct vector *norm, int32_t n)
+{
+    struct product p = {};
+    p.to = TO_RESIDUAL;
+    p.m = m;
+    p.in = in;
+    p.n = n;
+    p.bias = bias ? bias->data : NULL;
+    p.y = b->x;
+    p.out = b->normed;
+    p.gamma = norm->data;
+    p.out_squares = b->squares;
+    product(b, &p);
 }
 
 static void cuda_embed(struct backend *b, const struct step *s, const struct matrix *embedding)
 {
+    b->model.embedding = embedding;
     if (!replayed(b)) rows_embed(b, embedding, s->n_tokens);
 }
 
 static void cuda_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
 {
+    b->model.layers[layer] = w;
     if (replayed(b)) return;
-    rows_norm(b, w->input_norm, NULL, s->n_tokens);
-    matrix_product(b, w->qkv, b->normed, s->n_tokens, b->qkv, w->qkv_bias, false);
+    if (layer == 0) rows_prepare(b, w->input_norm, NULL, s->n_tokens, b->normed, b->squares);
+    struct product p = from_normed(b, TO_ROWS, w->qkv, s->n_tokens);
+    p.bias = w->qkv_bias ? w->qkv_bias->data : NULL;
+    p.y = b->qkv;
+    product(b, &p);
     rows_rope_store(b, layer, w, s->n_tokens);
 }
 
@@ -351,28 +324,36 @@ static void cuda_attention(struct backend *b, const struct step *s, int32_t laye
 
 static void cuda_o_proj(struct backend *b, const struct step *s, const struct layer *w)
 {
-    if (!replayed(b)) matrix_product(b, w->o_proj, b->attn, s->n_tokens, b->x, w->o_bias, true);
+    if (!replayed(b)) to_residual(b, w->o_proj, b->attn, w->o_bias, w->post_norm, s->n_tokens);
 }
 
 static void cuda_gate_up(struct backend *b, const struct step *s, const struct layer *w)
 {
     if (replayed(b)) return;
-    rows_norm(b, w->post_norm, NULL, s->n_tokens);
-    matrix_product(b, w->gate_up, b->normed, s->n_tokens, b->gate_up, NULL, false);
-    rows_silu_mul(b, s->n_tokens);
+    struct product p = from_normed(b, TO_ACT, w->gate_up, s->n_tokens);
+    p.out = b->act;
+    product(b, &p);
 }
 
 static void cuda_down(struct backend *b, const struct step *s, const struct layer *w)
 {
-    if (!replayed(b)) matrix_product(b, w->down, b->act, s->n_tokens, b->x, NULL, true);
+    if (!replayed(b)) to_residual(b, w->down, b->act, NULL, w->next_norm, s->n_tokens);
 }
 
 static void cuda_head(struct backend *b, const struct step *s, const struct vector *norm,
                       const struct matrix *w)
 {
+    b->model.final_norm = norm;
+    b->model.head = w;
+    if (b->in_decode) decode_run(b, s);
     if (replayed(b)) return;
-    rows_norm(b, norm, b->step.logit_rows, s->n_logits);
-    matrix_product(b, w, b->normed, s->n_logits, b->logits, NULL, false);
+    struct act in = in_cores(b, s->n_logits) ? b->cores.normed : b->fragments.normed;
+    rows_prepare(b, norm, b->step.logit_rows, s->n_logits, in, b->head_squares);
+    struct product p = from_normed(b, TO_ROWS, w, s->n_logits);
+    p.in = in;
+    p.squares = b->head_squares;
+    p.y = b->logits;
+    product(b, &p);
 }
 
 static void end_recording(struct backend *b)
@@ -388,13 +369,14 @@ static linnet_status cuda_finish(struct backend *b, linnet_error *err)
 {
     size_t bytes = (size_t)b->n_logits * (size_t)b->shape.vocab * sizeof(float);
     if (b->recording) end_recording(b);
-    if (replayed(b)) cuda_good(b, cudaGraphLaunch(b->graph->exec, b->stream), "a step");
+    if (!b->in_decode && replayed(b))
+        cuda_good(b, cudaGraphLaunch(b->graph->exec, b->stream), "a step");
     if (bytes)
         cuda_good(
             b, cudaMemcpyAsync(b->host_logits, b->logits, bytes, cudaMemcpyDeviceToHost, b->stream),
             "fetching logits");
     cuda_good(b, cudaStreamSynchronize(b->stream), "a step");
-    return b->failed == cudaSuccess ? LINNET_OK : device_error(b, err);
+    return cuda_failure(b, err);
 }
 
 /* ---- looking at results
@@ -417,6 +399,16 @@ static void read_bf16(struct backend *b, const bf16 *from, int64_t n, float *out
     }
 }
 
+static void read_act(struct backend *b, struct act a, int32_t token, int32_t columns, float *out)
+{
+    rows_read_act(b, a, token, columns, b->row);
+    cuda_good(b,
+              cudaMemcpyAsync(out, b->row, (size_t)columns * sizeof(float), cudaMemcpyDeviceToHost,
+                              b->stream),
+              "reading a buffer");
+    cuda_good(b, cudaStreamSynchronize(b->stream), "reading a buffer");
+}
+
 static void cuda_read_buffer(struct backend *b, enum buffer which, int32_t row, float *out)
 {
     const struct shape *s = &b->shape;
@@ -430,10 +422,8 @@ static void cuda_read_buffer(struct backend *b, enum buffer which, int32_t row, 
                   "reading a buffer");
         return;
     case BUFFER_Q: read_bf16(b, b->q + row * q, q, out); return;
-    case BUFFER_ATTN: read_bf16(b, b->attn + row * padded_columns(q), q, out); return;
-    case BUFFER_ACT:
-        read_bf16(b, b->act + row * padded_columns(s->intermediate), s->intermediate, out);
-        return;
+    case BUFFER_ATTN: read_act(b, b->attn, row, (int32_t)q, out); return;
+    case BUFFER_ACT: read_act(b, b->act, row, s->intermediate, out); return;
     case BUFFER_LOGITS:
         cuda_good(b,
                   cudaMemcpy(out, b->logits + (int64_t)row * s->vocab,
@@ -508,6 +498,7 @@ static const struct ops table = {
     cuda_load_matrix,
     cuda_load_embedding,
     cuda_load_vector,
+    cuda_loaded,
     cuda_matrix_bytes,
     cuda_embedding_bytes,
     cuda_cache_bytes,
@@ -521,6 +512,9 @@ static const struct ops table = {
     cuda_down,
     cuda_head,
     cuda_finish,
+    NULL,
+    NULL,
+    NULL,
     cuda_read_bandwidth,
     cuda_logits,
     cuda_read_buffer,
@@ -532,40 +526,12 @@ extern "C" __attribute__((visibility("default"))) const struct ops *
 linnet_cuda_ops(const struct ops_cuda_request *request, char *text, size_t text_size,
                 int64_t *free_bytes, linnet_error *err)
 {
-    int count = 0;
-    cudaError_t status = request->abi == OPS_ABI ? cudaGetDeviceCount(&count) : cudaSuccess;
     if (request->abi != OPS_ABI) {
         error_set(err, LINNET_DEVICE,
                   "liblinnet_cuda.so is of another version than linnet: install both together");
         return NULL;
     }
-    if (status != cudaSuccess || count == 0) {
-        error_set(err, LINNET_DEVICE, "no usable GPU: %s",
-                  status == cudaSuccess ? "none is there" : cudaGetErrorString(status));
-        return NULL;
-    }
-    if (request->index < 0 || request->index >= count) {
-        error_set(err, LINNET_DEVICE, "there is no GPU %d: the machine has %d", request->index,
-                  count);
-        return NULL;
-    }
-    cudaDeviceProp p;
-    size_t free_now = 0, total = 0;
-    status = cudaGetDeviceProperties(&p, request->index);
-    if (status == cudaSuccess && p.major < 8) {
-        error_set(err, LINNET_UNSUPPORTED, "%s has compute capability %d.%d and 8.0 is the least",
-                  p.name, p.major, p.minor);
-        return NULL;
-    }
-    if (status == cudaSuccess) status = cudaSetDevice(request->index);
-    if (status == cudaSuccess) status = cudaMemGetInfo(&free_now, &total);
-    if (status != cudaSuccess) {
-        error_set(err, LINNET_DEVICE, "GPU %d cannot be used: %s", request->index,
-                  cudaGetErrorString(status));
-        return NULL;
-    }
-    snprintf(text, text_size, "cuda:%d (%s)", request->index, p.name);
-    *free_bytes = (int64_t)free_now;
+    if (cuda_find(request->index, text, text_size, free_bytes, err) != LINNET_OK) return NULL;
     selected = request->index;
     return &table;
 }

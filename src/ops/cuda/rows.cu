@@ -1,54 +1,95 @@
-/* rows.cu - what is done row by row: embedding, RMSNorm, RoPE with the cache store, SiLU-mul. */
-#include "ops/cuda/cuda_internal.h"
+/*
+ * rows.cu - what is done row by row: embedding, the first half of RMSNorm, RoPE with the cache
+ * store, and reading activations back.
+ */
+#include "ops/cuda/norm.cuh"
+#include "ops/cuda/rope.cuh"
 
 enum { THREADS = 256 };
 
-/* Sum over a block in a fixed order; every thread gets it. */
-static __device__ float block_sum(float v)
+struct prepare {
+    const float *x;        /* [tokens, hidden]; or */
+    const bf16 *embedding; /* [vocab, hidden] and */
+    const int32_t *ids;    /* [n], -1 - i: chosen[i] */
+    const struct chosen *chosen;
+    float *x_out;          /* with an embedding: [n, hidden] */
+    const int32_t *row_of; /* [n] rows of x, or NULL: row i */
+    int32_t n, hidden, panels;
+    const float *gamma;
+    struct act out;
+    float *squares; /* [n, panels] */
+};
+
+/* One row of a panel for one token. */
+static __device__ float prepare_value(const struct prepare &p, int32_t token, int32_t row)
 {
-    __shared__ float warps[THREADS / 32];
-    for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
-    __syncthreads();
-    float sum = 0;
-    for (int w = 0; w < (int)blockDim.x / 32; w++) sum += warps[w];
-    return sum;
+    if (token >= p.n || row >= p.hidden) return 0.0f;
+    float v;
+    if (p.embedding) { /* the rest comes with the first layer */
+        int32_t id = p.ids[token];
+        if (id < 0) id = p.chosen[-1 - id].id;
+        v = __bfloat162float(p.embedding[(int64_t)(id < 0 ? 0 : id) * p.hidden + row]);
+        p.x_out[(int64_t)token * p.hidden + row] = v;
+        return 0.0f;
+    } else {
+        v = p.x[(int64_t)(p.row_of ? p.row_of[token] : token) * p.hidden + row];
+    }
+    p.out.data[act_at(p.out, token, row)] = __float2bfloat16(v * p.gamma[row]);
+    return v;
 }
 
-static __global__ void embed_kernel(const bf16 *embedding, const int32_t *ids, int32_t hidden,
-                                    float *x)
+/* A warp for one panel of 8 tokens. */
+static __global__ void __launch_bounds__(THREADS) prepare_kernel(struct prepare p)
 {
-    const bf16 *row = embedding + (int64_t)ids[blockIdx.x] * hidden;
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x)
-        x[(int64_t)blockIdx.x * hidden + i] = __bfloat162float(row[i]);
+    int panel = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (panel >= p.panels) return;
+    int32_t row = panel * PANEL_ROWS + lane / 4;
+    for (int j = 0; j < 2; j++) {
+        int32_t token = (int32_t)blockIdx.y * 8 + lane % 4 * 2 + j;
+        float low = prepare_value(p, token, row), high = prepare_value(p, token, row + 8);
+        float squares = panel_squares(low, high);
+        if (p.squares && lane / 4 == 0 && token < p.n)
+            p.squares[(int64_t)token * p.panels + panel] = squares;
+    }
+}
+
+static void prepare(struct backend *b, const struct prepare *p)
+{
+    int per_block = THREADS / 32;
+    dim3 grid((unsigned)((p->panels + per_block - 1) / per_block), (unsigned)((p->n + 7) / 8));
+    prepare_kernel<<<grid, THREADS, 0, b->stream>>>(*p);
+    cuda_good(b, cudaGetLastError(), "the embedding");
 }
 
 void rows_embed(struct backend *b, const struct matrix *embedding, int32_t n)
 {
-    embed_kernel<<<(unsigned)n, THREADS, 0, b->stream>>>(embedding->data, b->step.token_ids,
-                                                         b->shape.hidden, b->x);
-    cuda_good(b, cudaGetLastError(), "the embedding");
+    struct prepare p = {};
+    p.embedding = embedding->data;
+    p.ids = b->step.token_ids;
+    p.chosen = b->chosen;
+    p.x_out = b->x;
+    p.n = n;
+    p.hidden = b->shape.hidden;
+    p.panels = b->hidden_panels;
+    prepare(b, &p);
 }
 
-static __global__ void norm_kernel(const float *x, const float *weight, const int32_t *row_of,
-                                   int32_t hidden, int64_t padded, float eps, bf16 *out)
+void rows_prepare(struct backend *b, const struct vector *norm, const int32_t *row_of, int32_t n,
+                  struct act out, float *squares)
 {
-    const float *row = x + (int64_t)(row_of ? row_of[blockIdx.x] : blockIdx.x) * hidden;
-    float sum = 0;
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x) sum = fmaf(row[i], row[i], sum);
-    float scale = 1.0f / sqrtf(block_sum(sum) / (float)hidden + eps);
-    for (int i = threadIdx.x; i < padded; i += blockDim.x)
-        out[blockIdx.x * padded + i] =
-            __float2bfloat16(i < hidden ? row[i] * scale * weight[i] : 0.0f);
+    struct prepare p = {};
+    p.x = b->x;
+    p.row_of = row_of;
+    p.n = n;
+    p.hidden = b->shape.hidden;
+    p.panels = b->hidden_panels;
+    p.gamma = norm->data;
+    p.out = out;
+    p.squares = squares;
+    prepare(b, &p);
 }
 
-void rows_norm(struct backend *b, const struct vector *weight, const int32_t *row_of, int32_t n)
-{
-    int64_t padded = padded_columns(b->shape.hidden);
-    norm_kernel<<<(unsigned)n, THREADS, 0, b->stream>>>(b->x, weight->data, row_of, b->shape.hidden,
-                                                        padded, b->shape.norm_eps, b->normed);
-    cuda_good(b, cudaGetLastError(), "RMSNorm");
-}
+/* ---- RoPE and the cache ------------------------------------------------------------------ */
 
 struct rope_store {
     const float *qkv, *rope, *q_norm, *k_norm;
@@ -61,36 +102,23 @@ struct rope_store {
 /* A warp for one head of one token: grid (n_tokens, n_heads + 2 n_kv_heads). */
 static __global__ void rope_store_kernel(struct rope_store p)
 {
-    int token = blockIdx.x, head = blockIdx.y, lane = threadIdx.x, half = p.head_dim / 2;
-    int heads = p.n_heads + p.n_kv_heads;
-    const float *in = p.qkv + ((int64_t)token * (heads + p.n_kv_heads) + head) * p.head_dim;
-    const float *row = p.rope + (int64_t)token * p.head_dim,
-                *norm = head < p.n_heads ? p.q_norm : p.k_norm;
-    int slot = p.slot_mapping[token];
-    int kv_head = head < heads ? head - p.n_heads : head - heads;
-    /* cache: [block][kv head][16][head_dim] */
-    int64_t at =
-        (((int64_t)(slot / KV_BLOCK) * p.n_kv_heads + kv_head) * KV_BLOCK + slot % KV_BLOCK) *
-        p.head_dim;
-    if (head >= heads) { /* a value: stored as it is */
-        for (int i = lane; i < p.head_dim; i += 32) p.values[at + i] = __float2bfloat16(in[i]);
+    int64_t token = blockIdx.x;
+    int head = blockIdx.y, heads = p.n_heads + p.n_kv_heads;
+    const float *in = p.qkv + (token * (heads + p.n_kv_heads) + head) * p.head_dim;
+    const float *rope = p.rope + token * p.head_dim;
+    if (head < p.n_heads) {
+        rope_head(in, rope, p.q_norm, p.head_dim, p.eps,
+                  p.q + (token * p.n_heads + head) * p.head_dim);
         return;
     }
-    float scale = 1;
-    if (norm) {
-        float sum = 0;
-        for (int i = lane; i < p.head_dim; i += 32) sum = fmaf(in[i], in[i], sum);
-        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-        scale = 1.0f / sqrtf(sum / (float)p.head_dim + p.eps);
-    }
-    bf16 *out =
-        head < p.n_heads ? p.q + ((int64_t)token * p.n_heads + head) * p.head_dim : p.keys + at;
-    for (int j = lane; j < half; j += 32) {
-        float a = in[j], b = in[half + j], c = row[j], s = row[half + j];
-        if (norm) a = a * scale * norm[j], b = b * scale * norm[half + j];
-        out[j] = __float2bfloat16(a * c - b * s);
-        out[half + j] = __float2bfloat16(b * c + a * s);
-    }
+    bool value = head >= heads;
+    bf16 *out = (value ? p.values : p.keys) + cache_offset(p.slot_mapping[token],
+                                                           head - (value ? heads : p.n_heads),
+                                                           p.n_kv_heads, p.head_dim);
+    if (value)
+        copy_head(in, p.head_dim, out);
+    else
+        rope_head(in, rope, p.k_norm, p.head_dim, p.eps, out);
 }
 
 void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, int32_t n)
@@ -113,19 +141,17 @@ void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, in
     cuda_good(b, cudaGetLastError(), "RoPE and the cache store");
 }
 
-static __global__ void silu_kernel(const float *gate_up, int32_t n, int64_t padded, bf16 *out)
+/* ---- reading back ------------------------------------------------------------------------ */
+
+static __global__ void read_act_kernel(struct act a, int64_t token, int32_t columns, float *out)
 {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= padded) return;
-    const float *gate = gate_up + (int64_t)blockIdx.y * 2 * n, *up = gate + n;
-    float value = i < n ? gate[i] / (1.0f + expf(-gate[i])) * up[i] : 0.0f;
-    out[blockIdx.y * padded + i] = __float2bfloat16(value);
+    int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < columns) out[i] = __bfloat162float(a.data[act_at(a, token, i)]);
 }
 
-void rows_silu_mul(struct backend *b, int32_t n)
+void rows_read_act(struct backend *b, struct act a, int32_t token, int32_t columns, float *out)
 {
-    int64_t padded = padded_columns(b->shape.intermediate);
-    dim3 grid((unsigned)((padded + THREADS - 1) / THREADS), (unsigned)n);
-    silu_kernel<<<grid, THREADS, 0, b->stream>>>(b->gate_up, b->shape.intermediate, padded, b->act);
-    cuda_good(b, cudaGetLastError(), "SiLU-mul");
+    read_act_kernel<<<(unsigned)((columns + 255) / 256), 256, 0, b->stream>>>(a, token, columns,
+                                                                              out);
+    cuda_good(b, cudaGetLastError(), "reading a buffer");
 }
