@@ -692,7 +692,7 @@ static struct division divide(const struct backend *b, const struct variant *v, 
     d.warps = d.warps < 1 ? 1 : d.warps > MAX_WARPS ? MAX_WARPS : d.warps;
     d.splits = (int)(SPLIT_BLOCKS / 2 / items);
     if (d.splits < 1) d.splits = 1;
-    d.split_chunks = 2;
+    d.split_chunks = 3; /* what a block does by itself sooner than it finds company */
     return d;
 }
 

@@ -94,7 +94,7 @@ load_even_chunk(bf16 *to, const bf16 *heads, int64_t block_stride, int page, int
     int key = thread / copy::UNITS, d = thread % copy::UNITS * 8;
     heads += key * D + d;
     to += key * row_stride<D>() + d;
-#pragma unroll
+#pragma unroll 1 /* code that runs once or twice costs more to fetch than to run */
     for (int b = 0; b < CHUNK_KEYS / KV_BLOCK; b++) {
         const bf16 *from = heads + __shfl_sync(~0u, page, b) * block_stride;
 #pragma unroll

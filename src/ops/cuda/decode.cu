@@ -61,7 +61,6 @@ struct decode_args {
 
 /* ---- asynchronous copies ----------------------------------------------------------------- */
 
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define NEEDS_HOPPER 1
 #endif
