@@ -129,7 +129,7 @@ static void set_step(struct world *w, const std::vector<struct seq> &seqs)
 static void send(struct world *w)
 {
     struct backend *b = &w->b;
-    size_t tiles = (size_t)attention_max_tiles(&b->shape, &b->limits) * 4,
+    size_t tiles = (size_t)attention_tiles(&b->shape, b->limits.max_tokens, b->limits.max_seqs) * 4,
            tokens = (size_t)b->limits.max_tokens;
     std::vector<int32_t> host(tiles + 3 * tokens + w->tables.size());
     struct device_step h = {};
@@ -173,9 +173,10 @@ static void open_world(struct world *w, int heads, int kv_heads, int head_dim, i
     b->attn.capacity = (w->s.n_tokens + ACT_TOKENS - 1) / ACT_TOKENS * ACT_TOKENS;
     b->attn.cores = cores;
     b->attn.data = (bf16 *)reserve((size_t)(b->attn.padded * b->attn.capacity) * 2);
-    w->numbers = (int32_t *)reserve(((size_t)attention_max_tiles(&b->shape, &b->limits) * 4 +
-                                     3 * (size_t)w->s.n_tokens + w->tables.size()) *
-                                    4);
+    w->numbers = (int32_t *)reserve(
+        ((size_t)attention_tiles(&b->shape, b->limits.max_tokens, b->limits.max_seqs) * 4 +
+         3 * (size_t)w->s.n_tokens + w->tables.size()) *
+        4);
     b->q = (bf16 *)reserve((size_t)(width * w->s.n_tokens) * 2);
     w->q.resize((size_t)(width * w->s.n_tokens));
     for (uint16_t &v : w->q) v = to_bf16(random_normal() * 1.5f);

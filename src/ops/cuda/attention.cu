@@ -597,10 +597,10 @@ static struct variant find_variant(const struct shape *shape)
                       : variant_of<256>();
 }
 
-int32_t attention_max_tiles(const struct shape *shape, const struct limits *limits)
+int64_t attention_tiles(const struct shape *shape, int64_t n_tokens, int64_t n_seqs)
 {
-    int64_t rows = (int64_t)limits->max_tokens * (shape->n_heads / shape->n_kv_heads);
-    return (int32_t)(rows / (16 * find_variant(shape).tile_warps) + limits->max_seqs);
+    return n_tokens * (shape->n_heads / shape->n_kv_heads) / (16 * find_variant(shape).tile_warps) +
+           n_seqs;
 }
 
 /* A slot's floats, a multiple of 16 bytes; see store_slot. */
@@ -632,14 +632,14 @@ size_t attention_bytes(const struct shape *shape, const struct limits *limits)
     return (size_t)scratch_floats(shape, limits) * sizeof(float) + SPLIT_BLOCKS * sizeof(uint32_t);
 }
 
-void attention_open(struct backend *b)
+bool attention_open(struct backend *b)
 {
     struct attention_memory *m = &b->attention;
     struct variant v = find_variant(&b->shape);
     m->scratch_floats = scratch_floats(&b->shape, &b->limits);
     if (!cuda_good(b, cudaMalloc((void **)&m->scratch, attention_bytes(&b->shape, &b->limits)),
                    "attention's scratch memory"))
-        return;
+        return false;
     m->tickets = (uint32_t *)(m->scratch + m->scratch_floats);
     cuda_good(b, cudaMemsetAsync(m->tickets, 0, SPLIT_BLOCKS * sizeof(uint32_t), b->stream),
               "clearing memory");
@@ -649,8 +649,8 @@ void attention_open(struct backend *b)
               "the shared memory's size");
     cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cuda_good(b, cudaFuncSetAttribute(v.tile, limit, m->shared_limit), "attention's shared memory");
-    cuda_good(b, cudaFuncSetAttribute(v.single, limit, m->shared_limit - OWN_SHARED),
-              "attention's shared memory");
+    return cuda_good(b, cudaFuncSetAttribute(v.single, limit, m->shared_limit - OWN_SHARED),
+                     "attention's shared memory");
 }
 
 void attention_close(struct backend *b)
@@ -772,7 +772,7 @@ static void run_step(struct backend *b, const struct step *s, int32_t layer,
     p.head_dim = shape->head_dim;
     p.max_blocks = s->max_blocks;
     p.scale = attention_scale(shape->head_dim);
-    bool each = b->recording || b->attention.n_tiles == 0;
+    bool each = b->attention.n_tiles == 0;
     int32_t n = each ? s->n_tokens : b->attention.n_singles;
     if (!each) {
         p.tiles = (const struct tile *)b->step.tiles;

@@ -113,20 +113,16 @@ struct product {
 struct device_step {
     int32_t *token_ids, *positions, *slot_mapping;
     int32_t *seq_of;       /* which sequence a token belongs to */
+    int32_t *query_start;  /* [n_seqs + 1] */
+    int32_t *context_lens; /* [n_seqs] */
     int32_t *block_tables; /* [n_seqs, max_blocks] */
     int32_t *logit_rows;   /* [n_logits] */
-    int32_t *tiles;        /* [n_tiles, 4], 16-byte aligned, and */
-    int32_t *singles;      /* [n_singles]: see attention_plan */
+    int32_t *tiles;        /* [attention_tiles, 4], 16-byte aligned, and */
+    int32_t *singles;      /* [n_seqs]: see attention_plan */
     float *rope;           /* [n_tokens, head_dim] */
 };
 
 enum { MAX_GRAPH = 256 }; /* tokens of the largest step that is recorded */
-
-/* A recorded step. */
-struct graph {
-    cudaGraphExec_t exec; /* NULL: not yet */
-    int32_t max_blocks;
-};
 
 /* What the operations were given when last called: the same weights in every step. */
 struct model_parts {
@@ -143,6 +139,7 @@ struct act_set {
 };
 
 struct decode; /* decode.cu's */
+struct steps;  /* step.cu's */
 
 /* Attention's own: see attention.cu. */
 struct attention_memory {
@@ -177,18 +174,13 @@ struct backend {
     bf16 *q;                       /* [max_tokens, n_heads head_dim] */
     float *logits;                 /* [max_logits, vocab] */
     float *row;                    /* room for the widest row that is read back */
-    float *host_logits;            /* pinned */
     struct attention_memory attention;
     struct chosen *chosen; /* [max_logits] of the last step */
     struct device_step step;
-    void *step_memory, *host_step; /* device and pinned; the same layout */
-    size_t step_bytes;
-    int32_t n_logits;
-    struct decode *decode;              /* NULL: this GPU or model has no such kernel */
-    bool in_decode;                     /* this step is decode.cu's */
-    struct graph graphs[MAX_GRAPH + 1]; /* by number of tokens */
-    struct graph *graph;                /* of this step, or NULL */
-    bool recording;
+    struct step now; /* the step being enqueued; its max_blocks is that of step.block_tables */
+    struct steps *steps;
+    struct decode *decode; /* NULL: this GPU or model has no such kernel */
+    bool in_decode;        /* this step is decode.cu's */
 };
 
 static inline int64_t padded_columns(int64_t columns)
@@ -250,20 +242,20 @@ void rows_read_act(struct backend *b, struct act a, int32_t token, int32_t colum
 
 /* ---- attention.cu ---- */
 
-/* Bytes that attention_open will reserve. */
+/* Once shape, limits, device, capability and stream are set. attention_bytes: what it reserves. */
 size_t attention_bytes(const struct shape *shape, const struct limits *limits);
-/* Once shape, limits, device, capability and stream are set. attention_close: safe without open. */
-void attention_open(struct backend *b);
+bool attention_open(struct backend *b);
 void attention_close(struct backend *b);
 
 /* How a step is divided, into host->tiles and singles, which travel with the step's other numbers:
  * tiles of the sequences with several tokens {first token, end, first row, keys}, rows being
- * (token, head of the group) pairs, longest first; and the tokens of sequences with only one. */
-int32_t attention_max_tiles(const struct shape *shape, const struct limits *limits);
+ * (token, head of the group) pairs, longest first; and the tokens of sequences with only one.
+ * attention_tiles: the most tiles that there can be. */
+int64_t attention_tiles(const struct shape *shape, int64_t n_tokens, int64_t n_seqs);
 void attention_plan(struct backend *b, const struct step *s, struct device_step *host);
 
-/* A step that is being recorded is divided token by token, whatever attention_plan said, so that
- * it can be replayed for any step of as many tokens. */
+/* Where every sequence has one token, launches depend on their number and max_blocks alone, so that
+ * such a step can be recorded. */
 void attention_run(struct backend *b, const struct step *s, int32_t layer);
 
 /* ---- decode.cu ---- */
@@ -274,6 +266,32 @@ size_t decode_bytes(const struct shape *s, const struct limits *l);
 bool decode_can(const struct backend *b, const struct step *s);
 /* The whole step, from token ids to logits. */
 void decode_run(struct backend *b, const struct step *s);
+
+/* ---- step.cu: operations of the table (ops.h) ---- */
+
+bool step_open(struct backend *b);
+void step_close(struct backend *b);
+size_t step_bytes(const struct shape *shape, const struct limits *l);
+void step_begin(struct backend *b, const struct step *s, const float *rope, bool whole);
+void step_embed(struct backend *b, const struct step *s, const struct matrix *embedding);
+void step_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w);
+void step_attention(struct backend *b, const struct step *s, int32_t layer);
+void step_o_proj(struct backend *b, const struct step *s, const struct layer *w);
+void step_gate_up(struct backend *b, const struct step *s, const struct layer *w);
+void step_down(struct backend *b, const struct step *s, const struct layer *w);
+void step_head(struct backend *b, const struct step *s, const struct vector *norm,
+               const struct matrix *w);
+linnet_status step_finish(struct backend *b, linnet_error *err);
+const float *step_logits(struct backend *b, int32_t i);
+void step_choose(struct backend *b, const struct step *s, const struct choice_rule *rules);
+linnet_status step_submit(struct backend *b, linnet_error *err);
+linnet_status step_collect(struct backend *b, const struct chosen **out, linnet_error *err);
+
+/* Whether gemm.cu works on this device. */
+static inline bool has_gemm(const struct backend *b)
+{
+    return false && b->capability == 90;
+}
 
 /* This layer's keys (0) or values (1). */
 static inline bf16 *cache_of(const struct backend *b, int32_t layer, int values)

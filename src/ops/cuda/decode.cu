@@ -983,7 +983,6 @@ static void fill_args(struct backend *b, struct decode *d)
     a->head = (const uint8_t *)b->model.head->data;
     a->embedding = b->model.embedding->data;
     a->first_norm = b->model.layers[0]->input_norm->data;
-    a->step = b->step;
     a->chosen = b->chosen;
     a->normed = b->fragments.normed;
     a->attn = b->fragments.attn;
@@ -1035,6 +1034,7 @@ void decode_run(struct backend *b, const struct step *s)
     }
     if (b->failed != cudaSuccess) return;
     d->args.n = s->n_tokens;
+    d->args.step = b->step;
     d->args.max_blocks = s->max_blocks;
     d->args.merge_apart = merges_apart(b, s);
     cudaLaunchAttribute together = {};

@@ -1,6 +1,6 @@
 /*
- * device.cu - the CUDA backend's table of operations: the device and its stream, all memory, the
- * way in and out. Everything is enqueued on one stream; `finish` waits for it.
+ * device.cu - the CUDA backend's table of operations: the device and its memory, looking at
+ * results, the way in. The operations of a step are in step.cu.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -26,37 +26,12 @@ static int64_t cuda_cache_bytes(const struct shape *s, int32_t n_blocks)
            s->head_dim;
 }
 
-/* Where the parts of a step lie, one after another; returns the bytes of all. */
-static size_t lay_step(const struct shape *s, const struct limits *l, char *memory,
-                       struct device_step *out)
-{
-    size_t tokens = (size_t)l->max_tokens,
-           blocks = (size_t)((l->max_context + KV_BLOCK - 1) / KV_BLOCK);
-    size_t counts[] = {
-        tokens, tokens, tokens, tokens, (size_t)l->max_seqs * blocks, (size_t)l->max_logits};
-    int32_t **parts[] = {&out->token_ids, &out->positions,    &out->slot_mapping,
-                         &out->seq_of,    &out->block_tables, &out->logit_rows};
-    size_t at = 0;
-    for (int i = 0; i < 6; i++) {
-        *parts[i] = (int32_t *)(memory + at);
-        at += counts[i] * sizeof(int32_t);
-    }
-    out->rope = (float *)(memory + at);
-    return at + tokens * (size_t)s->head_dim * sizeof(float);
-}
-
 struct buffer_request {
     void **memory;
     size_t bytes;
 };
 
 enum { MOST_BUFFERS = 16 };
-
-/* Whether gemm.cu works here. */
-static bool has_gemm(const struct backend *b)
-{
-    return false && b->capability == 90;
-}
 
 /* Tokens of the two orders of inputs. */
 static int64_t fragment_tokens(const struct backend *b, int64_t rows)
@@ -117,13 +92,10 @@ static void cuda_close(struct backend *b)
     cuda_unload(b);
     struct buffer_request list[MOST_BUFFERS];
     for (int i = 0, n = list_buffers(b, list); i < n; i++) cudaFree(*list[i].memory);
-    cudaFree(b->step_memory);
+    step_close(b);
     decode_close(b);
+    attention_close(b);
     free(b->model.layers);
-    cudaFreeHost(b->host_logits);
-    cudaFreeHost(b->host_step);
-    for (int i = 0; i <= MAX_GRAPH; i++)
-        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
     if (b->stream) cudaStreamDestroy(b->stream);
     free(b);
 }
@@ -133,12 +105,12 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
 {
     (void)n_threads;
     struct backend b = {};
-    struct device_step step;
     struct buffer_request list[MOST_BUFFERS];
     b.shape = *shape;
     b.limits = *limits;
     b.capability = capability_of(selected);
-    size_t bytes = lay_step(shape, limits, NULL, &step) + decode_bytes(shape, limits);
+    size_t bytes =
+        step_bytes(shape, limits) + attention_bytes(shape, limits) + decode_bytes(shape, limits);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
         bytes += list[i].bytes; /* 0 is the cache */
     return (int64_t)bytes;
@@ -161,13 +133,7 @@ static bool reserve(struct backend *b)
                        "clearing memory"))
             return false;
     }
-    b->step_bytes = lay_step(&b->shape, &b->limits, NULL, &b->step);
-    if (!cuda_good(b, cudaMalloc(&b->step_memory, b->step_bytes), "a step") ||
-        !cuda_good(b, cudaMallocHost(&b->host_step, b->step_bytes), "a step") ||
-        !cuda_good(b, cudaMallocHost((void **)&b->host_logits, list[n - 1].bytes), "logits"))
-        return false;
-    lay_step(&b->shape, &b->limits, (char *)b->step_memory, &b->step);
-    return decode_open(b);
+    return step_open(b) && attention_open(b) && decode_open(b);
 }
 
 static linnet_status cuda_open(const struct shape *shape, const struct limits *limits,
@@ -197,195 +163,8 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     return LINNET_OK;
 }
 
-/* ---- the operations
- * ------------------------------------------------------------------------------ */
-
-/* The step's numbers go over in one copy. */
-static void send_step(struct backend *b, const struct step *s, const float *rope)
-{
-    struct device_step host;
-    lay_step(&b->shape, &b->limits, (char *)b->host_step, &host);
-    size_t tokens = (size_t)s->n_tokens * sizeof(int32_t);
-    size_t rope_bytes = (size_t)s->n_tokens * (size_t)b->shape.head_dim * sizeof(float);
-    memcpy(host.token_ids, s->token_ids, tokens);
-    memcpy(host.positions, s->positions, tokens);
-    memcpy(host.slot_mapping, s->slot_mapping, tokens);
-    memcpy(host.block_tables, s->block_tables,
-           (size_t)s->n_seqs * (size_t)s->max_blocks * sizeof(int32_t));
-    memcpy(host.logit_rows, s->logit_rows, (size_t)s->n_logits * sizeof(int32_t));
-    memcpy(host.rope, rope, rope_bytes);
-    for (int32_t seq = 0; seq < s->n_seqs; seq++)
-        for (int32_t t = s->query_start[seq]; t < s->query_start[seq + 1]; t++)
-            host.seq_of[t] = seq;
-    size_t bytes = (size_t)((char *)host.rope - (char *)b->host_step) + rope_bytes;
-    cuda_good(
-        b, cudaMemcpyAsync(b->step_memory, b->host_step, bytes, cudaMemcpyHostToDevice, b->stream),
-        "sending a step");
-}
-
-/* Whether this step's inputs of products lie in cores. */
-static bool in_cores(const struct backend *b, int32_t rows)
-{
-    return b->cores.normed.capacity > 0 && rows > 8;
-}
-
-/*
- * A step in which every token wants logits (decoding) is recorded once for each of its shapes and
- * replayed from then on: all that changes between two such steps lies in the buffers of send_step.
- * Hopper's steps of up to 8 sequences are one kernel, which needs no recording.
- */
-static void cuda_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
-{
-    cuda_good(b, cudaSetDevice(b->device), "choosing the device");
-    send_step(b, s, rope);
-    b->n_logits = s->n_logits;
-    b->graph = NULL;
-    b->in_decode = whole && !b->limits.eager && decode_can(b, s);
-    const struct act_set *set = in_cores(b, s->n_tokens) ? &b->cores : &b->fragments;
-    b->normed = set->normed, b->attn = set->attn, b->act = set->act;
-    bool recordable = whole && !b->limits.eager && !b->in_decode && s->n_tokens == s->n_logits &&
-                      s->n_tokens <= MAX_GRAPH;
-    if (!recordable || b->failed != cudaSuccess) return;
-    b->graph = &b->graphs[s->n_tokens];
-    if (b->graph->exec && b->graph->max_blocks == s->max_blocks) return;
-    if (b->graph->exec) cudaGraphExecDestroy(b->graph->exec);
-    *b->graph = (struct graph){};
-    b->graph->max_blocks = s->max_blocks;
-    b->recording = cuda_good(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal),
-                             "recording a step");
-}
-
-/* True if the operation is already in what finish will launch. */
-static bool replayed(const struct backend *b)
-{
-    return b->in_decode || (b->graph && b->graph->exec);
-}
-
-static void product(struct backend *b, const struct product *p)
-{
-    matrix_product(b, p);
-}
-
-/* A product whose input is the residual stream, half normed. */
-static struct product from_normed(const struct backend *b, enum product_to to,
-                                  const struct matrix *m, int32_t n)
-{
-    struct product p = {};
-    p.to = to;
-    p.m = m;
-    p.in = b->normed;
-    p.n = n;
-    p.squares = b->squares;
-    p.in_panels = b->hidden_panels;
-    p.in_width = b->shape.hidden;
-    p.eps = b->shape.norm_eps;
-    return p;
-}
-
-/* A product that adds to the residual stream and makes the next input of it. */
-static void to_residual(struct backend *b, const struct matrix *m, struct act in,
-                        const struct vector *bias, const struct vector *norm, int32_t n)
-{
-    struct product p = {};
-    p.to = TO_RESIDUAL;
-    p.m = m;
-    p.in = in;
-    p.n = n;
-    p.bias = bias ? bias->data : NULL;
-    p.y = b->x;
-    p.out = b->normed;
-    p.gamma = norm->data;
-    p.out_squares = b->squares;
-    product(b, &p);
-}
-
-static void cuda_embed(struct backend *b, const struct step *s, const struct matrix *embedding)
-{
-    b->model.embedding = embedding;
-    if (!replayed(b)) rows_embed(b, embedding, s->n_tokens);
-}
-
-static void cuda_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
-{
-    b->model.layers[layer] = w;
-    if (replayed(b)) return;
-    if (layer == 0) rows_prepare(b, w->input_norm, NULL, s->n_tokens, b->normed, b->squares);
-    struct product p = from_normed(b, TO_ROWS, w->qkv, s->n_tokens);
-    p.bias = w->qkv_bias ? w->qkv_bias->data : NULL;
-    p.y = b->qkv;
-    product(b, &p);
-    rows_rope_store(b, layer, w, s->n_tokens);
-}
-
-static void cuda_attention(struct backend *b, const struct step *s, int32_t layer)
-{
-    if (!replayed(b)) attention_run(b, s, layer);
-}
-
-static void cuda_o_proj(struct backend *b, const struct step *s, const struct layer *w)
-{
-    if (!replayed(b)) to_residual(b, w->o_proj, b->attn, w->o_bias, w->post_norm, s->n_tokens);
-}
-
-static void cuda_gate_up(struct backend *b, const struct step *s, const struct layer *w)
-{
-    if (replayed(b)) return;
-    struct product p = from_normed(b, TO_ACT, w->gate_up, s->n_tokens);
-    p.out = b->act;
-    product(b, &p);
-}
-
-static void cuda_down(struct backend *b, const struct step *s, const struct layer *w)
-{
-    if (!replayed(b)) to_residual(b, w->down, b->act, NULL, w->next_norm, s->n_tokens);
-}
-
-static void cuda_head(struct backend *b, const struct step *s, const struct vector *norm,
-                      const struct matrix *w)
-{
-    b->model.final_norm = norm;
-    b->model.head = w;
-    if (b->in_decode) decode_run(b, s);
-    if (replayed(b)) return;
-    struct act in = in_cores(b, s->n_logits) ? b->cores.normed : b->fragments.normed;
-    rows_prepare(b, norm, b->step.logit_rows, s->n_logits, in, b->head_squares);
-    struct product p = from_normed(b, TO_ROWS, w, s->n_logits);
-    p.in = in;
-    p.squares = b->head_squares;
-    p.y = b->logits;
-    product(b, &p);
-}
-
-static void end_recording(struct backend *b)
-{
-    cudaGraph_t graph = NULL;
-    b->recording = false;
-    if (!cuda_good(b, cudaStreamEndCapture(b->stream, &graph), "recording a step")) return;
-    cuda_good(b, cudaGraphInstantiate(&b->graph->exec, graph, 0), "recording a step");
-    cudaGraphDestroy(graph);
-}
-
-static linnet_status cuda_finish(struct backend *b, linnet_error *err)
-{
-    size_t bytes = (size_t)b->n_logits * (size_t)b->shape.vocab * sizeof(float);
-    if (b->recording) end_recording(b);
-    if (!b->in_decode && replayed(b))
-        cuda_good(b, cudaGraphLaunch(b->graph->exec, b->stream), "a step");
-    if (bytes)
-        cuda_good(
-            b, cudaMemcpyAsync(b->host_logits, b->logits, bytes, cudaMemcpyDeviceToHost, b->stream),
-            "fetching logits");
-    cuda_good(b, cudaStreamSynchronize(b->stream), "a step");
-    return cuda_failure(b, err);
-}
-
 /* ---- looking at results
  * ---------------------------------------------------------------------------- */
-
-static const float *cuda_logits(struct backend *b, int32_t i)
-{
-    return b->host_logits + (int64_t)i * b->shape.vocab;
-}
 
 static void read_bf16(struct backend *b, const bf16 *from, int64_t n, float *out)
 {
@@ -503,20 +282,20 @@ static const struct ops table = {
     cuda_embedding_bytes,
     cuda_cache_bytes,
     cuda_buffer_bytes,
-    cuda_begin,
-    cuda_embed,
-    cuda_qkv,
-    cuda_attention,
-    cuda_o_proj,
-    cuda_gate_up,
-    cuda_down,
-    cuda_head,
-    cuda_finish,
-    NULL,
-    NULL,
-    NULL,
+    step_begin,
+    step_embed,
+    step_qkv,
+    step_attention,
+    step_o_proj,
+    step_gate_up,
+    step_down,
+    step_head,
+    step_finish,
+    step_choose,
+    step_submit,
+    step_collect,
     cuda_read_bandwidth,
-    cuda_logits,
+    step_logits,
     cuda_read_buffer,
     cuda_read_kv,
 };
