@@ -117,6 +117,8 @@ struct device_step {
     int32_t *context_lens; /* [n_seqs] */
     int32_t *block_tables; /* [n_seqs, max_blocks] */
     int32_t *logit_rows;   /* [n_logits] */
+    int32_t *tiles;        /* [attention_tiles, 4], 16-byte aligned, and */
+    int32_t *singles;      /* [n_seqs]: see attention_plan */
     float *rope;           /* [n_tokens, head_dim] */
 };
 
@@ -138,6 +140,15 @@ struct act_set {
 
 struct decode; /* decode.cu's */
 struct steps;  /* step.cu's */
+
+/* Attention's own: see attention.cu. */
+struct attention_memory {
+    int shared_limit;  /* bytes of shared memory that a block may have */
+    uint32_t *tickets; /* zero between launches */
+    float *scratch;    /* chunks of sequences that several blocks share */
+    int64_t scratch_floats;
+    int32_t n_tiles, n_singles; /* of this step; neither: every token by itself */
+};
 
 struct backend {
     struct shape shape;
@@ -165,7 +176,8 @@ struct backend {
     bf16 *q;                       /* [max_tokens, n_heads head_dim] */
     float *logits;                 /* [max_logits, vocab] */
     float *row;                    /* room for the widest row that is read back */
-    struct chosen *chosen;         /* [max_logits] of the last step */
+    struct attention_memory attention;
+    struct chosen *chosen; /* [max_logits] of the last step */
     struct device_step step;
     struct step now; /* the step being enqueued; its max_blocks is that of step.block_tables */
     struct steps *steps;
@@ -237,6 +249,20 @@ void rows_read_act(struct backend *b, struct act a, int32_t token, int32_t colum
 
 /* ---- attention.cu ---- */
 
+/* Once shape, limits, device, capability and stream are set. attention_bytes: what it reserves. */
+size_t attention_bytes(const struct shape *shape, const struct limits *limits);
+bool attention_open(struct backend *b);
+void attention_close(struct backend *b);
+
+/* How a step is divided, into host->tiles and singles, which travel with the step's other numbers:
+ * tiles of the sequences with several tokens {first token, end, first row, keys}, rows being
+ * (token, head of the group) pairs, longest first; and the tokens of sequences with only one.
+ * attention_tiles: the most tiles that there can be. */
+int64_t attention_tiles(const struct shape *shape, int64_t n_tokens, int64_t n_seqs);
+void attention_plan(struct backend *b, const struct step *s, struct device_step *host);
+
+/* Where every sequence has one token, launches depend on their number and max_blocks alone, so that
+ * such a step can be recorded. */
 void attention_run(struct backend *b, const struct step *s, int32_t layer);
 
 /* ---- decode.cu ---- */

@@ -74,11 +74,6 @@ struct decode_args {
 
 /* ---- asynchronous copies ----------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define NEEDS_HOPPER 1
 #endif
@@ -549,7 +544,8 @@ static __device__ void chunk_values(const struct decode_args &a, const struct me
         float2 high = *(const float2 *)&m.s->scores[row + 8][i * 8 + lane % 4 * 2];
         s[i][0] = low.x, s[i][1] = low.y, s[i][2] = high.x, s[i][3] = high.y;
     }
-    struct chunk c = chunk_weights(s, a.scale, n_keys, p, a.n_heads / a.n_kv_heads > 8 ? 2 : 1);
+    struct chunk c = a.n_heads / a.n_kv_heads > 8 ? chunk_weights<true, 2>(s, a.scale, n_keys, p)
+                                                  : chunk_weights<true, 1>(s, a.scale, n_keys, p);
 #pragma unroll 1
     for (int32_t tile = warp; tile < D / 8; tile += WARPS) {
         float o[4] = {0, 0, 0, 0};

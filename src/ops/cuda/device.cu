@@ -94,6 +94,7 @@ static void cuda_close(struct backend *b)
     for (int i = 0, n = list_buffers(b, list); i < n; i++) cudaFree(*list[i].memory);
     step_close(b);
     decode_close(b);
+    attention_close(b);
     free(b->model.layers);
     if (b->stream) cudaStreamDestroy(b->stream);
     free(b);
@@ -108,7 +109,8 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
     b.shape = *shape;
     b.limits = *limits;
     b.capability = capability_of(selected);
-    size_t bytes = step_bytes(shape, limits) + decode_bytes(shape, limits);
+    size_t bytes =
+        step_bytes(shape, limits) + attention_bytes(shape, limits) + decode_bytes(shape, limits);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
         bytes += list[i].bytes; /* 0 is the cache */
     return (int64_t)bytes;
@@ -131,7 +133,7 @@ static bool reserve(struct backend *b)
                        "clearing memory"))
             return false;
     }
-    return step_open(b) && decode_open(b);
+    return step_open(b) && attention_open(b) && decode_open(b);
 }
 
 static linnet_status cuda_open(const struct shape *shape, const struct limits *limits,

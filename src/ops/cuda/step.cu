@@ -45,10 +45,13 @@ static size_t lay_step(const struct shape *shape, size_t tokens, size_t seqs, si
                        seqs,
                        logits,
                        seqs * max_blocks,
+                       4 * (size_t)attention_tiles(shape, (int64_t)tokens, (int64_t)seqs),
+                       seqs,
                        tokens * (size_t)shape->head_dim};
-    int32_t **parts[] = {&out->token_ids,  &out->positions,    &out->slot_mapping,
-                         &out->seq_of,     &out->query_start,  &out->context_lens,
-                         &out->logit_rows, &out->block_tables, (int32_t **)&out->rope};
+    int32_t **parts[] = {&out->token_ids,  &out->positions,       &out->slot_mapping,
+                         &out->seq_of,     &out->query_start,     &out->context_lens,
+                         &out->logit_rows, &out->block_tables,    &out->tiles,
+                         &out->singles,    (int32_t **)&out->rope};
     size_t at = 0;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         *parts[i] = (int32_t *)(memory + at);
@@ -152,6 +155,7 @@ static void send_step(struct backend *b, const struct step *s, const float *rope
         memcpy(host.block_tables + (size_t)seq * width,
                s->block_tables + (size_t)seq * (size_t)s->max_blocks, used * sizeof(int32_t));
     }
+    attention_plan(b, s, &host);
     cuda_good(b,
               cudaMemcpyAsync(t->device_numbers, memory, bytes, cudaMemcpyHostToDevice, b->stream),
               "sending a step");
@@ -164,9 +168,9 @@ static bool in_cores(const struct backend *b, int32_t rows)
 }
 
 /*
- * A step in which every token wants logits (decoding) is recorded once for each of its shapes and
- * replayed from then on: all that changes between two such steps lies in the buffers of send_step.
- * Hopper's steps of up to 8 sequences are one kernel, which needs no recording.
+ * A step of one token a sequence, all wanting logits (decoding), is recorded once for each of its
+ * shapes and replayed from then on: all that changes between two such steps lies in the buffers of
+ * send_step. Hopper's steps of up to 8 sequences are one kernel, which needs no recording.
  */
 void step_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
 {
@@ -179,7 +183,7 @@ void step_begin(struct backend *b, const struct step *s, const float *rope, bool
     const struct act_set *set = in_cores(b, s->n_tokens) ? &b->cores : &b->fragments;
     b->normed = set->normed, b->attn = set->attn, b->act = set->act;
     bool recordable = whole && !b->limits.eager && !b->in_decode && s->n_tokens == s->n_logits &&
-                      s->n_tokens <= MAX_GRAPH;
+                      s->n_tokens == s->n_seqs && s->n_tokens <= MAX_GRAPH;
     if (!recordable || b->failed != cudaSuccess) return;
     t->graph = &t->graphs[s->n_tokens];
     if (t->graph->exec && t->graph->max_blocks == s->max_blocks) return;
