@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     struct memory m;
     m.s = (struct shared *)raw;
     m.ring = raw + rings_offset();
-    m.q = (bf16 *)(m.ring + (size_t)WARPS * a.n_slots * SLAB);
+    m.q = (bf16 *)(m.ring + (size_t)WARPS * a.n_slots * SLOT);
     m.k = m.q + 16 * row_stride<D>();
     m.v = m.k + CHUNK_KEYS * row_stride<D>();
     m.layers = (struct decode_layer *)(m.v + CHUNK_KEYS * row_stride<D>());
@@ -99,6 +99,12 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     bool computes = threadIdx.x < THREADS;
     struct place w = first_place(a, m);
     unsigned target = a.before;
+    const struct task task = find_task(a, m, (int32_t)blockIdx.x); /* of all layers */
+    int page = (int)threadIdx.x - THREADS;
+    if (task.token >= 0 && page >= 0 && page < CHUNK_KEYS / KV_BLOCK) {
+        int32_t key = task.chunk * CHUNK_KEYS + page * KV_BLOCK;
+        m.s->pages[page] = key < m.s->positions[task.token] ? page_of(a, task, key) : 0;
+    }
     if (computes) embed_phase(a);
     arrive(a, &target);
     wait_all(a, target);
@@ -106,22 +112,24 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     for (int32_t i = 0;; i++) {
         int phase = i < 4 * a.n_layers ? i % 4 : HEAD;
         const struct decode_layer &layer = m.layers[phase == HEAD ? 0 : i / 4];
-        if (computes)
+        bool attends = phase == QKV && task.token >= 0;
+        if (computes) {
             product_phase(&w, a, m, phase, input_of(a, m, phase));
-        else
+        } else {
+            if (attends)
+                begin_task<D>(a, m, layer, task, (int)threadIdx.x - THREADS, 32 * FINISHERS,
+                              m.s->pages);
             finish_phase(a, m, phase, end_of_phase(a, layer, phase));
+        }
         if (phase == HEAD) return;
         arrive(a, &target);
-        if (phase != QKV) {
-            wait_all(a, target);
-            continue;
-        }
-        struct turned<D> r;
-        struct task t = {-1, 0, 0};
-        if (computes) t = find_task(a, m, (int32_t)blockIdx.x);
-        if (t.token >= 0) begin_task<D>(a, m, layer, t, &r);
         wait_all(a, target);
-        if (t.token >= 0) attention_phase<D>(a, m, layer, t, r);
+        if (phase != QKV) continue;
+        if (attends && computes) attention_phase<D>(a, m, layer, task);
+        if (attends && !computes) {
+            copy_wait<0>();
+            sync_named(SYNC_WORKING, WORKING_THREADS);
+        }
         arrive(a, &target);
         wait_all(a, target);
         if (a.merge_apart) {
@@ -163,7 +171,7 @@ static struct phase_shape shape_of(const struct matrix *m)
 
 static size_t shared_bytes(const struct shape *s, int32_t n_slots)
 {
-    return rings_offset() + (size_t)WARPS * (size_t)n_slots * SLAB + chunk_bytes(s->head_dim) +
+    return rings_offset() + (size_t)WARPS * (size_t)n_slots * SLOT + chunk_bytes(s->head_dim) +
            (size_t)s->n_layers * sizeof(struct decode_layer);
 }
 
@@ -347,14 +355,11 @@ static void fill_args(struct backend *b, struct decode *d)
 }
 
 /* Whether o_proj finds the chunks merged: else every block of it does it for itself. */
-static bool merges_apart(const struct backend *b, const struct step *s)
+static bool merges_apart(const struct backend *b, const struct step *s, int32_t most)
 {
-    int32_t most = 0;
-    for (int32_t i = 0; i < s->n_tokens; i++)
-        if (s->positions[i] / CHUNK_KEYS + 1 > most) most = s->positions[i] / CHUNK_KEYS + 1;
     size_t parts = (size_t)s->n_tokens * (size_t)b->shape.n_heads * (size_t)most;
     size_t out = (size_t)s->n_tokens * (size_t)b->fragments.attn.padded * sizeof(bf16);
-    return most > DIRECT_CHUNKS || b->fragments.attn.padded / K_UNIT > WARPS * WINDOW ||
+    return most > DIRECT_CHUNKS || n_segments(b->fragments.attn.padded) > WARPS ||
            parts * (size_t)b->shape.head_dim * sizeof(float) > chunk_bytes(b->shape.head_dim) ||
            parts * sizeof(float2) > sizeof(((struct shared *)0)->scores) ||
            out > sizeof(((struct shared *)0)->sums);
@@ -381,7 +386,12 @@ void decode_run(struct backend *b, const struct step *s)
     d->args.n = s->n_tokens;
     d->args.step = b->step;
     d->args.max_blocks = s->max_blocks;
-    d->args.merge_apart = merges_apart(b, s);
+    d->args.most_chunks = 0;
+    for (int32_t i = 0; i < s->n_tokens; i++) {
+        int32_t chunks = s->positions[i] / CHUNK_KEYS + 1;
+        if (chunks > d->args.most_chunks) d->args.most_chunks = chunks;
+    }
+    d->args.merge_apart = merges_apart(b, s, d->args.most_chunks);
     cudaLaunchAttribute together = {};
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;

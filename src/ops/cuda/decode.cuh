@@ -19,9 +19,11 @@ enum {
     WORKING_THREADS = THREADS + 32 * FINISHERS,
     ALL_THREADS = WORKING_THREADS + 32,
     MOST_TOKENS = 8,
-    MOST_SLOTS = 16,
-    SLAB = 2048,             /* bytes: K_UNIT columns of a panel */
-    IN_FLIGHT = 4,           /* slabs of a warp on their way from memory at a time */
+    UNIT_BYTES = 2048,              /* K_UNIT columns of a panel */
+    SLAB_UNITS = 3,                 /* of a panel that are copied and multiplied at a time */
+    SLOT = SLAB_UNITS * UNIT_BYTES, /* bytes */
+    MOST_SLOTS = 8,
+    IN_FLIGHT = 2,           /* slabs of a warp on their way from memory at a time */
     DIRECT_CHUNKS = 8,       /* of a sequence: up to this many o_proj may merge itself */
     SCORES = CHUNK_KEYS + 4, /* floats in a row of scores */
 };
@@ -65,17 +67,18 @@ struct decode_args {
     unsigned before; /* arrivals of earlier steps */
     int32_t n, n_layers, hidden, hidden_panels;
     int32_t n_heads, n_kv_heads, max_blocks, max_chunks, n_slots;
-    bool merge_apart; /* chunks merge in a phase of their own */
+    int32_t most_chunks; /* of a sequence in this step */
+    bool merge_apart;    /* chunks merge in a phase of their own */
     float eps, scale;
 };
 
 /* ---- shared memory ----------------------------------------------------------------------- */
 
 /*
- * A warp's share of a phase. Panels go in groups: of a matrix with 8 segments two panels at a time,
- * of which the warp has the same segment; of one with 16 segments one panel, of which it has two
- * neighbouring segments. Either way two parts of unit[j] to + count[j] K_UNITs, whose slabs take
- * turns in the ring; the last group may lack its second part.
+ * A warp's share of a phase: count[j] K_UNITs from unit[j] on. Of a matrix with 8 segments panels
+ * go in groups of two, of which the warp has the same segment: slabs of the two panels take turns
+ * in the ring; the last group may have but one. Of a matrix with 16 segments a group is one panel,
+ * of which the warp has two neighbouring segments, one after the other.
  */
 struct share {
     int32_t panel, panels; /* first and how many */
@@ -91,13 +94,14 @@ struct shared {
     struct share shares[WARPS][N_PHASES];
     float scales[MOST_TOKENS];
     int32_t positions[MOST_TOKENS];
-    float running[2]; /* of a merge: maximum, sum */
+    int32_t pages[CHUNK_KEYS / KV_BLOCK]; /* blocks of the first task's chunk */
+    float running;                        /* of a merge: sum */
 };
 
 /* All of it: this struct, the rings, queries, keys and values of a chunk, the layers. */
 struct memory {
     struct shared *s;
-    uint8_t *ring; /* [WARPS][n_slots][SLAB] */
+    uint8_t *ring; /* [WARPS][n_slots][SLOT] */
     bf16 *q, *k, *v;
     struct decode_layer *layers;
 };
@@ -119,15 +123,16 @@ static __host__ __device__ inline size_t chunk_bytes(int32_t head_dim)
 #define NEEDS_HOPPER 1
 #endif
 
-static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint64_t *barrier)
+static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint32_t bytes,
+                                                 uint64_t *barrier)
 {
 #ifndef NEEDS_HOPPER
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"((int)SLAB)
+                 "r"(bytes)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
                  "%2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"((int)SLAB), "r"(shared_address(barrier))
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 #endif
 }
@@ -160,47 +165,54 @@ static __device__ __forceinline__ void wait_copy(uint32_t barrier, uint32_t pari
 
 /* ---- the stream of weights --------------------------------------------------------------- */
 
-/* Where the copying of a warp's slabs has come to. */
-struct stream {
-    int32_t layer, phase, group, unit, part;
-    bool ended;
-};
-
 static __device__ __forceinline__ bool is_whole(const struct decode_args &a, int32_t phase)
 {
     return a.phases[phase].segments == 2 * WARPS;
 }
 
-static __device__ __forceinline__ bool has_part(const struct decode_args &a,
-                                                const struct share &share, int32_t phase,
-                                                int32_t group, int32_t part)
+/* Whether a group has two panels. */
+static __device__ __forceinline__ bool is_pair(const struct share &share, bool whole, int32_t group)
 {
-    return part == 0 || is_whole(a, phase) || 2 * group + 1 < share.panels;
+    return !whole && 2 * group + 1 < share.panels;
 }
 
-/* To the next slab: parts take turns, then come units, groups, phases, layers. */
+/* Where the copying of a warp's slabs has come to; unit: of the part, where the slab begins. */
+struct stream {
+    int32_t layer, phase, group, part, unit;
+    bool ended;
+};
+
+static __device__ void next_phase(struct stream *w, const struct decode_args &a,
+                                  const struct share *shares)
+{
+    w->group = w->part = w->unit = 0;
+    do {
+        if (w->phase == HEAD) {
+            w->ended = true;
+            return;
+        }
+        if (w->phase == DOWN && w->layer + 1 < a.n_layers)
+            w->phase = QKV, w->layer++;
+        else
+            w->phase++;
+    } while (shares[w->phase].groups == 0 || shares[w->phase].count[0] == 0);
+}
+
 static __device__ void next_slab(struct stream *w, const struct decode_args &a,
                                  const struct share *shares)
 {
-    for (;;) {
-        const struct share &share = shares[w->phase];
-        if (++w->part == 2) w->part = 0, w->unit++;
-        if (w->unit >= max(share.count[0], share.count[1])) w->part = 0, w->unit = 0, w->group++;
-        if (w->group >= share.groups || max(share.count[0], share.count[1]) == 0) {
-            w->part = -1, w->unit = w->group = 0;
-            if (w->phase == HEAD) {
-                w->ended = true;
-                return;
-            }
-            if (w->phase == DOWN && w->layer + 1 < a.n_layers)
-                w->phase = QKV, w->layer++;
-            else
-                w->phase++;
-            continue;
-        }
-        if (w->unit < share.count[w->part] && has_part(a, share, w->phase, w->group, w->part))
-            return;
+    const struct share &share = shares[w->phase];
+    if (is_pair(share, is_whole(a, w->phase), w->group)) {
+        w->part ^= 1;
+        if (w->part == 0) w->unit += SLAB_UNITS;
+    } else {
+        w->unit += SLAB_UNITS;
+        if (is_whole(a, w->phase) && w->part == 0 && w->unit >= share.count[0])
+            w->part = 1, w->unit = 0;
     }
+    if (w->unit < share.count[w->part]) return;
+    w->part = w->unit = 0;
+    if (++w->group == share.groups) next_phase(w, a, shares);
 }
 
 /*
@@ -213,11 +225,11 @@ static __device__ void copy_weights(const struct decode_args &a, const struct me
     int warp = threadIdx.x % 32;
     if (warp >= WARPS) return;
     const struct share *shares = m.s->shares[warp];
-    uint8_t *ring = m.ring + warp * a.n_slots * SLAB;
-    struct stream w = {-1, DOWN, shares[DOWN].groups, 0, -1, false}; /* before the first layer */
-    int32_t slot = 0, behind = 0, issued = 0; /* behind: the slot of slab issued - IN_FLIGHT */
-    uint32_t parity = 0;                      /* of behind */
-    for (next_slab(&w, a, shares); !w.ended;) {
+    uint8_t *ring = m.ring + warp * a.n_slots * SLOT;
+    struct stream w = {-1, DOWN, 0, 0, 0, false}; /* before the first layer */
+    int32_t slot = 0, behind = 0, issued = 0;     /* behind: the slot of slab issued - IN_FLIGHT */
+    uint32_t parity = 0;                          /* of behind */
+    for (next_phase(&w, a, shares); !w.ended;) {
         bool full = issued - *(volatile int32_t *)&m.s->taken[warp] >= a.n_slots;
         if (full || (issued >= IN_FLIGHT && !has_come(&m.s->full[warp][behind], parity))) {
             __nanosleep(40); /* the others need the issue slots */
@@ -227,9 +239,11 @@ static __device__ void copy_weights(const struct decode_args &a, const struct me
         const struct share &share = shares[w.phase];
         bool whole = is_whole(a, w.phase);
         int32_t panel = share.panel + (whole ? w.group : 2 * w.group + w.part);
-        int64_t slab = (int64_t)panel * a.phases[w.phase].units + share.unit[w.part] + w.unit;
+        int64_t unit = (int64_t)panel * a.phases[w.phase].units + share.unit[w.part] + w.unit;
+        int32_t n = min(share.count[w.part] - w.unit, (int)SLAB_UNITS);
         const uint8_t *matrix = w.phase == HEAD ? a.head : m.layers[w.layer].weights[w.phase];
-        bulk_copy(ring + slot * SLAB, matrix + slab * SLAB, &m.s->full[warp][slot]);
+        bulk_copy(ring + slot * SLOT, matrix + unit * UNIT_BYTES, (uint32_t)(n * UNIT_BYTES),
+                  &m.s->full[warp][slot]);
         issued++;
         if (++slot == a.n_slots) slot = 0;
         next_slab(&w, a, shares);
@@ -238,10 +252,10 @@ static __device__ void copy_weights(const struct decode_args &a, const struct me
 
 /* A computing warp's place in its ring. */
 struct place {
-    uint32_t slab, slab_end;      /* shared addresses, of this lane's first 16 bytes */
-    uint32_t barrier, ring_bytes; /* of the slab's slot; of the whole ring */
-    uint32_t parity;
-    int32_t taken, n_slots;
+    uint32_t slot, slots_end; /* shared addresses, of this lane's first 16 bytes */
+    uint32_t barrier;         /* of the slot */
+    uint32_t parity, ring_bytes, barrier_bytes;
+    int32_t taken;
 };
 
 static __device__ __forceinline__ struct place first_place(const struct decode_args &a,
@@ -249,40 +263,30 @@ static __device__ __forceinline__ struct place first_place(const struct decode_a
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     struct place w;
-    w.ring_bytes = (uint32_t)(a.n_slots * SLAB);
-    w.slab = shared_address(m.ring) + warp * w.ring_bytes + lane * 16;
-    w.slab_end = w.slab + w.ring_bytes;
+    w.ring_bytes = (uint32_t)(a.n_slots * SLOT);
+    w.slot = shared_address(m.ring) + warp * w.ring_bytes + lane * 16;
+    w.slots_end = w.slot + w.ring_bytes;
     w.barrier = shared_address(&m.s->full[warp][0]);
+    w.barrier_bytes = (uint32_t)(a.n_slots * (int)sizeof(uint64_t));
     w.parity = 0;
     w.taken = 0;
-    w.n_slots = a.n_slots;
     return w;
 }
 
-static __device__ __forceinline__ uint4 load_shared(uint32_t address)
+/* The next slab's shared address, once it is there. */
+static __device__ __forceinline__ uint32_t take_slab(struct place *w)
 {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-
-/* The A fragments of the next K_UNIT. */
-static __device__ __forceinline__ void take_slab(struct place *w, uint4 fragments[4])
-{
+    uint32_t slab = w->slot;
     wait_copy(w->barrier, w->parity);
-#pragma unroll
-    for (int i = 0; i < 4; i++) fragments[i] = load_shared(w->slab + 512 * i);
-    w->slab += SLAB;
-    w->barrier += sizeof(uint64_t);
+    w->slot += SLOT;
+    w->barrier += (uint32_t)sizeof(uint64_t);
     w->taken++;
-    if (w->slab == w->slab_end) {
-        w->slab -= w->ring_bytes;
-        w->barrier -= w->n_slots * (uint32_t)sizeof(uint64_t);
+    if (w->slot == w->slots_end) {
+        w->slot -= w->ring_bytes;
+        w->barrier -= w->barrier_bytes;
         w->parity ^= 1;
     }
+    return slab;
 }
 
 /* What was taken may be written over. */
@@ -291,6 +295,16 @@ static __device__ __forceinline__ void give_back_slabs(const struct place &w,
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) *(volatile int32_t *)&m.s->taken[threadIdx.x / 32] = w.taken;
+}
+
+/* The A fragments of a K_UNIT. */
+static __device__ __forceinline__ void load_fragments(uint32_t address, uint4 f[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(f[i].x), "=r"(f[i].y), "=r"(f[i].z), "=r"(f[i].w)
+                     : "r"(address + 512 * i));
 }
 
 /* ---- barriers ---------------------------------------------------------------------------- */

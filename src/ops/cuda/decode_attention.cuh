@@ -30,43 +30,39 @@ static __device__ __forceinline__ struct task find_task(const struct decode_args
     return {-1, 0, 0};
 }
 
-/* What a lane knows of a task's token before its queries are there. */
+/* A lane's part of a token's RoPE row. */
 template <int D> struct turned {
     static constexpr int N = (D / 2 + 31) / 32;
     float cosine[N], sine[N];
-    int32_t slot;
 };
 
-/* Starts the copy of a chunk's keys and values but the newest, which this step makes; reads the
- * token's RoPE row. */
+/* Block of a key of the task's sequence. */
+static __device__ __forceinline__ int32_t page_of(const struct decode_args &a, const struct task &t,
+                                                  int32_t key)
+{
+    return a.step.block_tables[t.token * a.max_blocks + key / KV_BLOCK];
+}
+
+/* Starts the copy of a chunk's keys and values but the newest, which this step makes, by threads
+ * first, first + n, ... with zeros beyond. pages: of the chunk, or NULL. */
 template <int D>
 static __device__ __forceinline__ void
 begin_task(const struct decode_args &a, const struct memory &m, const struct decode_layer &layer,
-           const struct task &t, struct turned<D> *r)
+           const struct task &t, int first, int n, const int32_t *pages)
 {
     int32_t position = m.s->positions[t.token];
-    const int32_t *table = a.step.block_tables + t.token * a.max_blocks;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < CHUNK_KEYS * (D / 8); i += THREADS) {
+#pragma unroll 1
+    for (int i = first; i < CHUNK_KEYS * (D / 8); i += n) {
         int32_t row = i / (D / 8), d = i % (D / 8) * 8, key = t.chunk * CHUNK_KEYS + row;
-        bf16 *k = m.k + row * row_stride<D>() + d, *v = m.v + row * row_stride<D>() + d;
+        int32_t at = row * row_stride<D>() + d, block = 0;
         if (key == position) continue;
-        int32_t block = key < position ? table[key / KV_BLOCK] : 0;
-        int64_t at =
+        if (key < position) block = pages ? pages[row / KV_BLOCK] : page_of(a, t, key);
+        int64_t from =
             cache_offset(block * KV_BLOCK + key % KV_BLOCK, t.kv_head, a.n_kv_heads, D) + d;
-        copy_async<16>(k, layer.keys + at, key < position);
-        copy_async<16>(v, layer.values + at, key < position);
+        copy_async<16>(m.k + at, layer.keys + from, key < position);
+        copy_async<16>(m.v + at, layer.values + from, key < position);
     }
     copy_commit();
-    const float *rope = a.step.rope + t.token * D;
-#pragma unroll
-    for (int i = 0; i < turned<D>::N; i++) {
-        int j = (int)threadIdx.x % 32 + 32 * i;
-        if (j >= D / 2) continue;
-        r->cosine[i] = rope[j];
-        r->sine[i] = rope[D / 2 + j];
-    }
-    r->slot = a.step.slot_mapping[t.token];
 }
 
 /*
@@ -76,12 +72,20 @@ begin_task(const struct decode_args &a, const struct memory &m, const struct dec
 template <int D>
 static __device__ __forceinline__ void
 load_newest(const struct decode_args &a, const struct memory &m, const struct decode_layer &layer,
-            const struct task &t, const struct turned<D> &r)
+            const struct task &t)
 {
+    struct turned<D> r;
+    const float *rope = a.step.rope + t.token * D;
+#pragma unroll
+    for (int i = 0; i < turned<D>::N; i++) {
+        int j = min((int)threadIdx.x % 32 + 32 * i, D / 2 - 1);
+        r.cosine[i] = rope[j];
+        r.sine[i] = rope[D / 2 + j];
+    }
     int group = a.n_heads / a.n_kv_heads, lane = threadIdx.x % 32;
     int32_t position = m.s->positions[t.token], heads = a.n_heads + a.n_kv_heads;
     int32_t n = position / CHUNK_KEYS == t.chunk ? group + 2 : group;
-    int64_t at = cache_offset(r.slot, t.kv_head, a.n_kv_heads, D);
+    int64_t at = cache_offset(a.step.slot_mapping[t.token], t.kv_head, a.n_kv_heads, D);
     int32_t row = position % CHUNK_KEYS * row_stride<D>();
     const float *qkv = a.qkv + t.token * (heads + a.n_kv_heads) * D;
 #pragma unroll 1
@@ -166,17 +170,20 @@ static __device__ __forceinline__ void chunk_values(const struct decode_args &a,
     }
 }
 
-/* The block's tasks, of which the first has been begun. */
+/* The block's tasks; of the first the finishers have begun and wait for the copies. */
 template <int D>
 static __device__ __forceinline__ void
 attention_phase(const struct decode_args &a, const struct memory &m,
-                const struct decode_layer &layer, struct task t, struct turned<D> &r)
+                const struct decode_layer &layer, struct task t)
 {
 #pragma unroll 1
-    for (int32_t i = (int32_t)blockIdx.x; t.token >= 0;) {
-        load_newest<D>(a, m, layer, t, r);
+    for (int32_t i = (int32_t)blockIdx.x;;) {
+        load_newest<D>(a, m, layer, t);
         copy_wait<0>();
-        sync_computing();
+        if (i == (int32_t)blockIdx.x)
+            sync_named(SYNC_WORKING, WORKING_THREADS);
+        else
+            sync_computing();
         chunk_scores<D>(m);
         sync_computing();
         chunk_values<D>(a, m, t);
@@ -184,68 +191,92 @@ attention_phase(const struct decode_args &a, const struct memory &m,
         t = find_task(a, m, i);
         if (t.token < 0) return;
         sync_computing(); /* the chunk before is done with */
-        begin_task<D>(a, m, layer, t, &r);
+        begin_task<D>(a, m, layer, t, (int)threadIdx.x, THREADS, NULL);
     }
 }
 
 /* ---- merging ----------------------------------------------------------------------------- */
 
+/* A row is a head of a token; they come in order, WARPS apart. */
+struct row {
+    int32_t index, token, head;
+};
+
+static __device__ __forceinline__ void next_row(struct row *r, int32_t n_heads)
+{
+    r->index += WARPS;
+    r->head += WARPS;
+    while (r->head >= n_heads) r->head -= n_heads, r->token++;
+}
+
 /*
  * Attention's output as o_proj's input, [columns / 32][n][4 lanes][8 values], where the sums of
- * products lie else. Rows are heads of tokens, a warp's each; a lane has four dimensions. All
- * chunks of all rows are asked for before the first is used; nobody reads another lane's copies.
+ * products lie else. A warp takes rows; a lane has four dimensions, and one chunk's maximum, sum
+ * and factors. All chunks of all rows are asked for before the first is used; nobody reads another
+ * lane's copies.
  */
 template <int D>
 static __device__ __forceinline__ void merge_directly(const struct decode_args &a,
                                                       const struct memory &m)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *values = (float *)m.q + lane * 4; /* [row][chunk][D] */
-    float2 *parts = (float2 *)m.s->scores;   /* [row][chunk] */
+    int lane = threadIdx.x % 32;
+    float *values = (float *)m.q + lane * 4;      /* [row][DIRECT_CHUNKS or fewer][D] */
+    float2 *parts = (float2 *)m.s->scores + lane; /* [row][chunk] */
     bf16 *out = (bf16 *)m.s->sums;
     bool on = lane < D / 4;
-    int32_t rows = a.n * a.n_heads, most = 0;
-    for (int i = 0; i < a.n; i++) most = max(most, chunks_of(m.s->positions[i]));
+    int32_t rows = a.n * a.n_heads, most = a.most_chunks;
+    struct row first = {-WARPS + (int)threadIdx.x / 32, 0, -WARPS + (int)threadIdx.x / 32};
+    struct row r = first;
 #pragma unroll 1
-    for (int32_t row = warp; row < rows; row += WARPS) {
-        int32_t chunks = chunks_of(m.s->positions[row / a.n_heads]);
-        const float *from = a.parts + (int64_t)row * a.max_chunks * D + lane * 4;
+    for (next_row(&r, a.n_heads); r.index < rows; next_row(&r, a.n_heads)) {
+        int32_t chunks = chunks_of(m.s->positions[r.token]);
+        const float *from = a.parts + (int64_t)r.index * a.max_chunks * D + lane * 4;
 #pragma unroll 1
         for (int c = 0; c < chunks; c++)
-            if (on) copy_async<16>(values + (row * most + c) * D, from + c * D, true);
-        const float *sums = (const float *)(a.part_sums + row * a.max_chunks + lane);
+            if (on) copy_async<16>(values + (r.index * most + c) * D, from + c * D, true);
+        const float *sums = (const float *)(a.part_sums + r.index * a.max_chunks + lane);
         if (lane >= chunks) continue;
-        copy_async<4>(&parts[row * most + lane].x, sums, true);
-        copy_async<4>(&parts[row * most + lane].y, sums + 1, true);
+        copy_async<4>(&parts[r.index * most].x, sums, true);
+        copy_async<4>(&parts[r.index * most].y, sums + 1, true);
     }
     copy_commit();
     copy_wait<0>();
+    r = first;
 #pragma unroll 1
-    for (int32_t row = warp; row < rows; row += WARPS) {
-        int32_t token = row / a.n_heads, chunks = chunks_of(m.s->positions[token]);
-        float2 mine = make_float2(0, 0);
-        if (lane < chunks) mine = parts[row * most + lane];
-        float max = -INFINITY, sum = 0, old, add;
+    for (next_row(&r, a.n_heads); r.index < rows; next_row(&r, a.n_heads)) {
+        int32_t chunks = chunks_of(m.s->positions[r.token]);
+        float2 mine = make_float2(-INFINITY, 0);
+        if (lane < chunks) mine = parts[r.index * most];
+        /* merge_factors for all chunks at once: the maximum so far, before and with each */
+        float larger = mine.x;
+        for (int i = 1; i < DIRECT_CHUNKS; i *= 2) {
+            float other = __shfl_up_sync(~0u, larger, i);
+            if (lane >= i) larger = fmaxf(larger, other);
+        }
+        float before = __shfl_up_sync(~0u, larger, 1);
+        float old = lane == 0 ? 0.0f : exp2f(before - larger);
+        float add = exp2f(mine.x - larger), sum = 0;
         float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll 1
         for (int c = 0; c < chunks; c++) {
-            merge_factors(&max, &sum, __shfl_sync(~0u, mine.x, c), __shfl_sync(~0u, mine.y, c),
-                          &old, &add);
+            float o = __shfl_sync(~0u, old, c), n = __shfl_sync(~0u, add, c);
+            sum = fmaf(__shfl_sync(~0u, mine.y, c), n, sum * o);
             float4 part = make_float4(0, 0, 0, 0);
-            if (on) part = *(const float4 *)(values + (row * most + c) * D);
-            v.x = merge_value(v.x, part.x, old, add);
-            v.y = merge_value(v.y, part.y, old, add);
-            v.z = merge_value(v.z, part.z, old, add);
-            v.w = merge_value(v.w, part.w, old, add);
+            if (on) part = *(const float4 *)(values + (r.index * most + c) * D);
+            v.x = merge_value(v.x, part.x, o, n);
+            v.y = merge_value(v.y, part.y, o, n);
+            v.z = merge_value(v.z, part.z, o, n);
+            v.w = merge_value(v.w, part.w, o, n);
         }
         /* columns 4 i to 4 i + 3 are values of two lanes that are neighbours */
-        int32_t column = row % a.n_heads * D + lane * 4;
-        bf16 *to = out + (column / 32 * a.n + token) * 32 + column % 8 * 4 + column / 16 % 2 * 4 +
+        int32_t column = r.head * D + lane * 4;
+        bf16 *to = out + (column / 32 * a.n + r.token) * 32 + column % 8 * 4 + column / 16 % 2 * 4 +
                    column / 8 % 2 * 2;
         if (!on) continue;
         *(uint32_t *)to = pack_bf16(v.x / sum, v.y / sum);
         *(uint32_t *)(to + 8) = pack_bf16(v.z / sum, v.w / sum);
     }
+#pragma unroll 1
     for (int32_t i = a.n_heads * D + (int32_t)threadIdx.x; i < a.attn_padded; i += THREADS)
         for (int32_t token = 0; token < a.n; token++) /* whole pieces of 32: any order */
             out[(i / 32 * a.n + token) * 32 + i % 32] = __float2bfloat16(0.0f);
@@ -288,7 +319,7 @@ static __device__ __forceinline__ void merge_phase(const struct decode_args &a,
                     merge_factors(&max, &sum, factors[j].x, factors[j].y, &old, &add);
                     factors[j] = make_float2(old, add);
                 }
-                m.s->running[0] = sum;
+                m.s->running = sum;
             }
             copy_wait<0>();
             sync_computing();
@@ -299,7 +330,7 @@ static __device__ __forceinline__ void merge_phase(const struct decode_args &a,
         struct act to = {a.attn, a.attn_padded, MOST_TOKENS, false};
         if (on)
             to.data[act_at(to, token, i % a.n_heads * D + (int)threadIdx.x)] =
-                __float2bfloat16(out / m.s->running[0]);
+                __float2bfloat16(out / m.s->running);
         sync_computing();
     }
 }

@@ -1,14 +1,14 @@
 /*
  * decode_product.cuh - matrix products of the decode kernel. Computing warps multiply: each has a
- * segment of two panels, or two segments of one, as two chains of products that do not wait for one
- * another. Finisher warps add the segments up and store.
+ * segment of two panels at a time, or two segments of one. Finisher warps add the segments up and
+ * store.
  */
 #ifndef LINNET_OPS_CUDA_DECODE_PRODUCT_CUH
 #define LINNET_OPS_CUDA_DECODE_PRODUCT_CUH
 
 #include "ops/cuda/decode.cuh"
 
-enum { WINDOW = 4 }; /* K_UNITs of inputs that a lane holds, of each part */
+enum { BATCH_SLABS = 3, BATCH = BATCH_SLABS * SLAB_UNITS }; /* units whose inputs a lane holds */
 
 /* What a phase multiplies: fragments, `stride` of them for 32 columns. */
 struct input {
@@ -17,26 +17,103 @@ struct input {
     bool resident; /* in shared memory, in the way of the sums */
 };
 
-/* Two fragments: the inputs of one unit. Zeros where there is none. */
-static __device__ __forceinline__ void load_unit(const uint4 *x, int32_t stride, bool on,
-                                                 uint4 in[2])
+/* The inputs of one unit, two fragments, of `left` that there are from x on. */
+static __device__ __forceinline__ void load_unit(const uint4 *x, int32_t stride, int unit,
+                                                 int32_t left, uint4 in[2])
 {
     in[0] = in[1] = make_uint4(0, 0, 0, 0);
-    if (on) in[0] = x[0], in[1] = x[stride];
+    if (unit < left) in[0] = x[2 * unit * stride], in[1] = x[(2 * unit + 1) * stride];
 }
 
-/* Both chains go on by one unit; one that has come to its end multiplies zeros. */
-static __device__ __forceinline__ void multiply_both(const uint4 f[2][4], const uint4 in[2][2],
-                                                     float c[2][4])
+static __device__ __forceinline__ void multiply_unit(const uint4 f[4], const uint4 in[2],
+                                                     float c[4])
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
+        const uint4 v = in[i / 2];
+        mma_16816(c, f[i].x, f[i].y, f[i].z, f[i].w, i % 2 ? v.z : v.x, i % 2 ? v.w : v.y);
+    }
+}
+
+/* Both chains in turns, so that neither waits for the other. */
+static __device__ __forceinline__ void multiply_two(const uint4 f[4], const uint4 g[4],
+                                                    const uint4 in[2], float c[4], float d[4])
+{
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const uint4 v = in[j][i / 2];
-            mma_16816(c[j], f[j][i].x, f[j][i].y, f[j][i].z, f[j][i].w, i % 2 ? v.z : v.x,
-                      i % 2 ? v.w : v.y);
+    for (int i = 0; i < 4; i++) {
+        const uint4 v = in[i / 2];
+        mma_16816(c, f[i].x, f[i].y, f[i].z, f[i].w, i % 2 ? v.z : v.x, i % 2 ? v.w : v.y);
+        mma_16816(d, g[i].x, g[i].y, g[i].z, g[i].w, i % 2 ? v.z : v.x, i % 2 ? v.w : v.y);
+    }
+}
+
+/*
+ * n units (at most BATCH) of a panel, or of two; a slab that has been used gives its inputs'
+ * registers to those of the next batch: next_left units from next on.
+ */
+template <bool PAIR>
+static __device__ __forceinline__ void
+multiply_batch(struct place *w, const struct memory &m, int32_t n, uint4 in[BATCH][2],
+               float c[2][4], const uint4 *next, int32_t stride, int32_t next_left)
+{
+#pragma unroll
+    for (int s = 0; s < BATCH_SLABS; s++) {
+        if (s * SLAB_UNITS < n) {
+            uint32_t slab = take_slab(w), second = PAIR ? take_slab(w) : 0;
+#pragma unroll
+            for (int u = s * SLAB_UNITS; u < (s + 1) * SLAB_UNITS; u++) {
+                if (u >= n) break;
+                uint4 f[4], g[4];
+                load_fragments(slab + UNIT_BYTES * (u % SLAB_UNITS), f);
+                if (PAIR) {
+                    load_fragments(second + UNIT_BYTES * (u % SLAB_UNITS), g);
+                    multiply_two(f, g, in[u], c[0], c[1]);
+                } else {
+                    multiply_unit(f, in[u], c[0]);
+                }
+            }
+            give_back_slabs(*w, m);
         }
+        if constexpr (!PAIR) {
+            if (next_left == 0) continue;
+#pragma unroll
+            for (int u = s * SLAB_UNITS; u < (s + 1) * SLAB_UNITS; u++)
+                load_unit(next, stride, u, next_left, in[u]);
+        }
+    }
+}
+
+static __device__ __forceinline__ void park_sums(float4 *sums, const float c[4])
+{
+    sums[threadIdx.x % 32] = make_float4(c[0], c[1], c[2], c[3]);
+}
+
+/* A panel's segments one after another: all of the warp's two, or its only one. Inputs come
+ * batch by batch, the next panel's beginning with this one's. */
+static __device__ __forceinline__ void multiply_panel(struct place *w, const struct memory &m,
+                                                      const struct share &share, bool whole,
+                                                      const uint4 *x, int32_t stride, bool on,
+                                                      bool more, uint4 in[BATCH][2],
+                                                      float4 (*sums)[32])
+{
+    int32_t end = share.count[0] + (whole ? share.count[1] : 0), unit = 0;
+    bool keep = !whole; /* the same inputs for all panels: they fit into a batch */
+    float c[2][4] = {};
+#pragma unroll 1
+    for (int part = 0; part < 1 + whole; part++) {
+        int32_t part_end = part ? end : share.count[0];
+#pragma unroll 1
+        while (unit < part_end) {
+            int32_t n = min(part_end - unit, (int)BATCH), next = unit + n, next_left = 0;
+            if (next == end) next = 0;
+            if (!keep && on && (next > 0 || more))
+                next_left = (next < share.count[0] ? share.count[0] : end) - next;
+            multiply_batch<false>(w, m, n, in, c, x + 2 * next * stride, stride, next_left);
+            unit += n;
+        }
+        park_sums(sums[part], c[0]);
+        c[0][0] = c[0][1] = c[0][2] = c[0][3] = 0;
+    }
 }
 
 static __device__ __forceinline__ void product_phase(struct place *w, const struct decode_args &a,
@@ -46,43 +123,26 @@ static __device__ __forceinline__ void product_phase(struct place *w, const stru
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct share &share = m.s->shares[warp][phase];
     bool whole = is_whole(a, phase), on = lane / 4 < a.n;
-    int32_t groups = share.groups, stride = from.stride;
-    int32_t count0 = share.count[0], count1 = share.count[1], most = max(count0, count1);
-    const uint4 *x0 = from.x + 2 * share.unit[0] * stride + lane;
-    const uint4 *x1 = from.x + 2 * share.unit[1] * stride + lane;
-    uint4 in[WINDOW][2][2], f[2][4] = {};
+    int32_t groups = share.groups, count = share.count[0];
+    const uint4 *x = from.x + 2 * share.unit[0] * from.stride + lane;
+    if (groups == 0) return;
+    uint4 in[BATCH][2];
+#pragma unroll
+    for (int u = 0; u < BATCH; u++) load_unit(x, from.stride, u, on ? count : 0, in[u]);
+    if (from.resident) sync_computing();
 #pragma unroll 1
     for (int32_t group = 0; group < groups; group++) {
         int turn = group % FINISHERS;
-        bool both = has_part(a, share, phase, group, 1);
-        if (group == 0 || most > WINDOW) /* else they are the same for all panels */
-#pragma unroll
-            for (int u = 0; u < WINDOW; u++) {
-                load_unit(x0 + 2 * u * stride, stride, on && u < count0, in[u][0]);
-                load_unit(x1 + 2 * u * stride, stride, on && u < count1, in[u][1]);
-            }
-        if (group == 0 && from.resident) sync_computing();
         if (group >= FINISHERS) sync_named(SUMS_FREE + turn, THREADS + 32);
-        float c[2][4] = {};
-#pragma unroll 1
-        for (int32_t first = 0; first < most; first += WINDOW)
-#pragma unroll
-            for (int u = 0; u < WINDOW; u++) {
-                int32_t unit = first + u, next = unit + WINDOW;
-                if (unit >= most) break;
-                if (unit < count0) take_slab(w, f[0]);
-                if (both && unit < count1) take_slab(w, f[1]);
-                give_back_slabs(*w, m);
-                multiply_both(f, in[u], c);
-                if (next < most) {
-                    load_unit(x0 + 2 * next * stride, stride, on && next < count0, in[u][0]);
-                    load_unit(x1 + 2 * next * stride, stride, on && next < count1, in[u][1]);
-                }
-            }
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            m.s->sums[turn][whole ? 2 * warp + j : 8 * j + warp][lane] =
-                make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
+        if (is_pair(share, whole, group)) {
+            float c[2][4] = {};
+            multiply_batch<true>(w, m, count, in, c, x, from.stride, 0);
+            park_sums(m.s->sums[turn][warp], c[0]);
+            park_sums(m.s->sums[turn][WARPS + warp], c[1]);
+        } else {
+            multiply_panel(w, m, share, whole, x, from.stride, on, group + 1 < groups, in,
+                           m.s->sums[turn] + (whole ? 2 * warp : warp));
+        }
         arrive_named(SUMS_FULL + turn, THREADS + 32);
     }
 }
@@ -197,7 +257,7 @@ static __device__ __forceinline__ void finish_phase(const struct decode_args &a,
 #pragma unroll 1
     for (int32_t group = turn; group < groups; group += FINISHERS) {
         int32_t panel = share.panel + (whole ? group : 2 * group);
-        bool two = !whole && has_part(a, share, phase, group, 1);
+        bool two = is_pair(share, whole, group);
         struct decode_tail tail, second;
         load_decode_tail(end, panel, &tail);
         if (two) load_decode_tail(end, panel + 1, &second);
