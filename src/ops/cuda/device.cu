@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ops/cuda/cuda_internal.h"
+#include "ops/cuda/sample.cuh"
 
 static int selected; /* the device that linnet_cuda_ops was asked for last */
 
@@ -295,6 +296,7 @@ static const struct ops table = {
     step_choose,
     step_submit,
     step_collect,
+    SAMPLE_ADJUSTMENTS,
     cuda_read_bandwidth,
     step_logits,
     cuda_read_buffer,
