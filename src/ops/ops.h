@@ -77,11 +77,9 @@ struct limits {
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
-    /* For measuring, and none changes a bit of any result. A device must not */
-    bool eager; /* replay recorded steps */
-    bool
-        separate; /* fuse small operations: RMSNorm, RoPE, cache store and SiLU-mul by themselves */
-    bool gather;  /* read keys and values through the block table: it copies them together first */
+    /* For measuring, and it changes no bit of any result: a device launches each operation by
+     * itself, instead of a recorded step or one kernel for all. */
+    bool eager;
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
