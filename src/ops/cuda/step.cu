@@ -312,9 +312,9 @@ static void end_recording(struct backend *b)
     struct steps *t = b->steps;
     cudaGraph_t graph = NULL;
     t->recording = false;
-    if (!cuda_good(b, cudaStreamEndCapture(b->stream, &graph), "recording a step")) return;
-    cuda_good(b, cudaGraphInstantiate(&t->graph->exec, graph, 0), "recording a step");
-    cudaGraphDestroy(graph);
+    if (cuda_good(b, cudaStreamEndCapture(b->stream, &graph), "recording a step"))
+        cuda_good(b, cudaGraphInstantiate(&t->graph->exec, graph, 0), "recording a step");
+    if (graph) cudaGraphDestroy(graph);
 }
 
 /* Starts what has not been started by the operations themselves. */
