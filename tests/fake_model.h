@@ -36,6 +36,7 @@ struct fake_model {
 
     /* As a device. */
     struct sampler *sampler;
+    int32_t max_adjustments;
     struct submitted *under_way[2], *before; /* the older first; the one collected last */
     int32_t n_under_way;
     struct chosen *chosen;        /* what was handed out last */
@@ -121,6 +122,9 @@ static linnet_status fake_submit(void *self, const struct step *s, const struct 
         return error_set(err, LINNET_INTERNAL, "%s", m->fault);
     }
     fake_check(m, s);
+    int64_t n_adjustments = 0;
+    for (int32_t i = 0; i < s->n_logits; i++) n_adjustments += rules[i].n_adjustments;
+    if (n_adjustments > m->max_adjustments) m->fault = "too many adjustments";
     struct submitted *step = submitted_new(s, rules);
     if (!names_rows(step, m->n_under_way ? m->under_way[m->n_under_way - 1] : NULL))
         m->fault = "a token of no row";
@@ -171,7 +175,8 @@ struct fake_options {
     bool prefix_caching;
     int32_t dynamic_rope_context;
     const struct tokenizer *tokenizer;
-    bool device; /* chooses tokens itself */
+    bool device;             /* chooses tokens itself */
+    int32_t max_adjustments; /* 0: as many as there may ever be */
 };
 
 enum { FAKE_VOCAB = 61, FAKE_EOS = 7, FAKE_NAN = FAKE_VOCAB - 1 };
@@ -204,7 +209,10 @@ static linnet_engine *fake_engine(const struct fake_options *options, struct fak
     linnet_engine *engine;
     linnet_error err;
     assert_ok(sampler_create(FAKE_VOCAB, &m->sampler, &err), err);
+    m->max_adjustments =
+        options->max_adjustments ? options->max_adjustments : limits.max_seqs * FAKE_VOCAB;
     if (options->device) {
+        config.runner.max_adjustments = m->max_adjustments;
         config.runner.submit = fake_submit;
         config.runner.collect = fake_collect;
     }

@@ -81,7 +81,7 @@ static void test_rule(void **state)
     struct adjustment adjustments[N];
     struct choice_rule rule;
     g.top_k = 3, g.top_p = 0.5f, g.min_p = 0.1f, g.seed = 11, g.temperature = 0.7f;
-    assert_int_equal(sampler_rule_capacity(s, &g, &c), 0); /* nothing looks at the tokens */
+    assert_int_equal(sampler_rule_capacity(N, &g, &c), 0); /* nothing looks at the tokens */
     sampler_rule(s, &g, &c, adjustments, &rule);
     assert_int_equal(rule.n_adjustments, 0);
     assert_true(rule.top_k == 3 && rule.top_p == 0.5f && rule.min_p == 0.1f);
@@ -89,14 +89,14 @@ static void test_rule(void **state)
     assert_true(rule.temperature == 0.7f && rule.n_allowed == ALLOWED);
 
     g.presence_penalty = 1; /* the output alone */
-    assert_int_equal(sampler_rule_capacity(s, &g, &c), 4);
+    assert_int_equal(sampler_rule_capacity(N, &g, &c), 4);
     sampler_rule(s, &g, &c, adjustments, &rule);
     assert_int_equal(rule.n_adjustments, 3);
     assert_true(find(&rule, 6)->count == 1 && !find(&rule, 6)->seen);
     assert_true(find(&rule, 7)->count == 2 && find(&rule, 8)->count == 1);
 
     g.repetition_penalty = 2, g.bias = bias, g.n_bias = 6, c.banned = banned, c.n_banned = 4;
-    assert_int_equal(sampler_rule_capacity(s, &g, &c), 9 + 6 + 4);
+    assert_int_equal(sampler_rule_capacity(N, &g, &c), 9 + 6 + 4);
     sampler_rule(s, &g, &c, adjustments, &rule);
     assert_int_equal(rule.n_adjustments, 6); /* 5, 6, 7, 8, 9, 50 */
     assert_true(find(&rule, 5)->seen && find(&rule, 5)->count == 0);
@@ -113,7 +113,7 @@ static void test_rule(void **state)
     assert_int_equal(rule.n_allowed, N);
     static int32_t many[1000];
     c.tokens = many, c.n_prompt = 1000, c.n_output = 0;
-    assert_int_equal(sampler_rule_capacity(s, &g, &c), N);
+    assert_int_equal(sampler_rule_capacity(N, &g, &c), N);
     sampler_destroy(s);
 }
 

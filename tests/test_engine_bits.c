@@ -130,6 +130,7 @@ static void rig_open(struct rig *rig, const char *path, const struct setting *se
     if (setting->device) {
         config.runner.submit = rig_submit;
         config.runner.collect = rig_collect;
+        config.runner.max_adjustments = INT32_MAX;
         assert_ok(sampler_create(config.n_vocab, &rig->sampler, &err), err);
         for (int i = 0; i < 3; i++)
             rig->logits[i] = calloc(N * (size_t)config.n_vocab, sizeof *rig->logits[i]);

@@ -198,8 +198,7 @@ static void check_likelihood(struct fixture *f)
     free(ids);
 }
 
-/* ---- tensors between the operations ------------------------------------------------------------
- */
+/* ---- tensors between the operations ------------------------------------------------------ */
 
 struct observation {
     struct fixture *f;

@@ -219,7 +219,6 @@ static void events_are_those_of_the_host(void **state)
         finish_all(rig.engine);
         linnet_engine_destroy(rig.engine);
     }
-    if (getenv("DUMP")) puts(strbuf_cstr(&logs[0]));
     assert_string_equal(strbuf_cstr(&logs[0]), strbuf_cstr(&logs[1]));
     assert_non_null(strstr(strbuf_cstr(&logs[0]), ", 60; \"\" 2 0")); /* some had their length */
     for (int device = 0; device < 2; device++) strbuf_free(&logs[device]);
@@ -442,6 +441,38 @@ static void bias_and_bans_are_pipelined(void **state)
     assert_true(n_ahead > stats.n_steps * 3 / 4);
 }
 
+/* 16 sequences share 64 adjustments: answers with up to 4 go ahead; with more, the device still
+ * chooses for a step that has no more than 64, and else the host. */
+static void more_adjustments_than_the_device_takes(void **state)
+{
+    (void)state;
+    int32_t prompts[MAX_JOBS][30];
+    struct fake_options options = roomy;
+    linnet_logit_bias bias[6];
+    options.max_adjustments = 64;
+    for (int32_t i = 0; i < 6; i++) bias[i] = (linnet_logit_bias){9 * i, 1};
+    for (int32_t n_bias = 4; n_bias <= 6; n_bias++) {
+        struct rig rig = rig_new(&options);
+        struct job *jobs[MAX_JOBS];
+        for (int i = 0; i < MAX_JOBS; i++) {
+            jobs[i] = new_job(prompts[i], 1 + i * 2, i < 2 ? 30 : 20, i);
+            jobs[i]->request.sampling.logit_bias = bias;
+            jobs[i]->request.sampling.n_logit_bias = (size_t)n_bias;
+            job_submit(jobs[i], rig.engine);
+        }
+        finish_all(rig.engine);
+        assert_int_equal(rig.model->n_ahead > 0, n_bias == 4);
+        int64_t by_host = rig.model->n_steps - rig.model->n_collected;
+        assert_int_equal(by_host > 0, n_bias == 6);
+        assert_true(by_host < 25); /* the device, when there are fewer */
+        for (int i = 0; i < MAX_JOBS; i++) {
+            expect_host_answer(jobs[i]);
+            job_free(jobs[i]);
+        }
+        linnet_engine_destroy(rig.engine);
+    }
+}
+
 /* Penalties look at the token just chosen; log-probabilities need the logits. */
 static void some_requests_are_not_pipelined(void **state)
 {
@@ -540,6 +571,7 @@ int main(void)
         cmocka_unit_test(budget_smaller_than_the_batch),
         cmocka_unit_test(long_prompts_beside_answers),
         cmocka_unit_test(bias_and_bans_are_pipelined),
+        cmocka_unit_test(more_adjustments_than_the_device_takes),
         cmocka_unit_test(some_requests_are_not_pipelined),
         cmocka_unit_test(failures),
         cmocka_unit_test(shutdown_while_under_way),

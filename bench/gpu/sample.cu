@@ -69,7 +69,6 @@ static enum sample_stage send(struct device *d, const float *logits, int32_t voc
                               const struct choice_rule *rules, int32_t n)
 {
     enum sample_stage stage;
-    must(sample_fits(rules, n), "adjustments fit");
     size_t bytes = sample_pack(rules, n, d->host_rules, d->rules, &stage);
     must(!cudaMemcpy(d->rules, d->host_rules, bytes, cudaMemcpyHostToDevice), "send rules");
     must(!cudaMemcpy(d->logits, logits, (size_t)n * vocab * sizeof(float), cudaMemcpyHostToDevice),
@@ -199,7 +198,7 @@ static int32_t check(int32_t vocab, int32_t n, int32_t rounds)
             struct row *r = &rows[i];
             fill(&logits[(size_t)i * vocab], vocab, n_allowed);
             random_rule(r, vocab, n_allowed);
-            r->adjustments.resize(sampler_rule_capacity(s, &r->settings, &r->context));
+            r->adjustments.resize(sampler_rule_capacity(vocab, &r->settings, &r->context));
             sampler_rule(s, &r->settings, &r->context, r->adjustments.data(), &rules[i]);
         }
         enum sample_stage stage = send(&d, logits.data(), vocab, rules.data(), used);

@@ -96,7 +96,7 @@ const struct option_spec option_table[OPTION_COUNT] = {
                                   .help = "compute equal beginnings of prompts again each time"},
     [OPTION_ENFORCE_EAGER] = {"enforce-eager", NULL, 0, FLAG, .group = GROUP_ENGINE,
                               .commands = ENGINE, .offset = FIELD(enforce_eager),
-                              .help = "no CUDA graphs; changes no result"},
+                              .help = "GPU: each operation launched by itself; changes no result"},
 
     [OPTION_MAX_TOKENS] = {"max-tokens", "predict", 'n', INTEGER, .group = GROUP_SAMPLING, .min = 1,
                            UP_TO_I32, .commands = ANSWERING, .offset = FIELD(max_tokens),

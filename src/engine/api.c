@@ -118,6 +118,7 @@ linnet_status linnet_engine_create(linnet_model *m, const linnet_engine_options 
     if (decoder_can_choose(compute->decoder)) {
         config.runner.submit = compute_submit;
         config.runner.collect = compute_collect;
+        config.runner.max_adjustments = device.ops->max_adjustments;
     }
     linnet_engine *e;
     status = engine_open(&config, &e, err);

@@ -229,8 +229,7 @@ static linnet_status check_operations(struct check *c, linnet_error *err)
     return status;
 }
 
-/* ---- a model ----------------------------------------------------------------------------------
- */
+/* ---- a model ----------------------------------------------------------------------------- */
 
 /* The same prompt on both, all rows of logits. */
 static linnet_status check_model(struct check *c, linnet_model *m, linnet_error *err)

@@ -223,13 +223,10 @@ static linnet_status reserve_step(linnet_engine *e, linnet_error *err)
 /* What a device that chooses tokens needs besides. */
 static linnet_status reserve_rules(linnet_engine *e, linnet_error *err)
 {
-    size_t max_seqs = (size_t)e->config.limits.max_seqs, n_vocab = (size_t)e->config.n_vocab;
+    size_t max_seqs = (size_t)e->config.limits.max_seqs;
     e->rules = mem_new(max_seqs, sizeof *e->rules);
-    e->places = mem_new(n_vocab, sizeof *e->places);
-    return e->rules && e->places
-               ? LINNET_OK
-               : error_memory(err, "the rules of a step",
-                              max_seqs * sizeof *e->rules + n_vocab * sizeof *e->places);
+    return e->rules ? LINNET_OK
+                    : error_memory(err, "the rules of a step", max_seqs * sizeof *e->rules);
 }
 
 linnet_status engine_open(const struct engine_config *config, linnet_engine **out,
@@ -284,7 +281,6 @@ void linnet_engine_destroy(linnet_engine *e)
     pthread_mutex_destroy(&e->mutex);
     free(e->numbers);
     free(e->rules);
-    free(e->places);
     free(e);
 }
 

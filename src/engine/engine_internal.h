@@ -27,13 +27,14 @@ struct runner {
 
     /*
      * A device that chooses tokens itself (NULL: the host does, after each step). `submit` has read
-     * the step and its rules when it returns: both may change at once. Each step that was
-     * submitted is collected once, even after a failure; at most two are under way, and none when
+     * the step and its rules when it returns: both may change at once. Each step whose submission
+     * succeeded is collected once, even after a failure; at most two are under way, and none when
      * `step` is called.
      */
     linnet_status (*submit)(void *self, const struct step *s, const struct choice_rule *rules,
                             linnet_error *err);
     linnet_status (*collect)(void *self, const struct chosen **out, linnet_error *err);
+    int32_t max_adjustments; /* in the rules of a step together: with more the host chooses */
 };
 
 struct engine_config {
@@ -111,7 +112,6 @@ struct linnet_engine {
     } arrays;
     int32_t *numbers;               /* the memory of the arrays */
     struct choice_rule *rules;      /* [max_seqs] */
-    int32_t *places;                /* [n_vocab] where an id's adjustment may be */
     struct pending_step pending[2]; /* the older first */
     int32_t n_pending;
     double last_outcome; /* when the last step was done with */
@@ -139,11 +139,6 @@ struct linnet_engine {
 linnet_status request_create(const struct engine_config *config, const linnet_request *in,
                              struct request **out, linnet_error *err);
 void request_free(struct request *r);
-
-static inline bool has_penalties(const struct sampling *s)
-{
-    return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
-}
 
 /* ---- engine.c ---- */
 

@@ -58,8 +58,8 @@ static linnet_status same_tokens(const struct ladder *l, const char *stage, cons
 /* One sequence on a decoder of one's own. */
 struct simple_stage {
     const char *name;
-    bool with_cache, scattered;   /* else contiguous */
-    bool separate, gather, eager; /* see struct limits */
+    bool with_cache, scattered; /* else contiguous */
+    bool eager;                 /* see struct limits */
 };
 
 static const struct simple_stage host_stages[] = {
@@ -68,12 +68,10 @@ static const struct simple_stage host_stages[] = {
 };
 
 static const struct simple_stage gpu_stages[] = {
-    {"no cache", false, false, true, false, true},
-    {"contiguous cache", true, false, true, false, true},
-    {"paged cache, gathered", true, true, true, true, true},
-    {"paged attention kernel", true, true, true, false, true},
-    {"fused kernels", true, true, false, false, true},
-    {"recorded steps (CUDA graph)", true, true, false, false, false},
+    {"no cache", false, false, true},
+    {"contiguous cache", true, false, true},
+    {"paged cache", true, true, true},
+    {"one launch a step", true, true, false},
 };
 
 /* What the stages compute with; the decoder is kept while the next stage wants the same. */
@@ -91,10 +89,7 @@ static linnet_status prepare_stage(struct simple_bench *b, const struct ladder *
 {
     struct limits *limits = &b->limits;
     linnet_status status = LINNET_OK;
-    if (!b->d || limits->separate != stage->separate || limits->gather != stage->gather ||
-        limits->eager != stage->eager) {
-        limits->separate = stage->separate;
-        limits->gather = stage->gather;
+    if (!b->d || limits->eager != stage->eager) {
         limits->eager = stage->eager;
         simple_destroy(b->s);
         decoder_destroy(b->d);
@@ -292,8 +287,7 @@ linnet_status linnet_ladder(linnet_model *model, const linnet_engine_options *op
     return status;
 }
 
-/* ---- bandwidth --------------------------------------------------------------------------------
- */
+/* ---- bandwidth --------------------------------------------------------------------------- */
 
 struct reading {
     const uint64_t *data;

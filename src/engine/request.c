@@ -222,7 +222,6 @@ static linnet_status create_choices(struct request *r, const struct engine_confi
             .n_prompt = (int32_t)in->n_prompt,
             .n_known = (int32_t)in->n_prompt,
             .n_max = (int32_t)n_tokens,
-            .needs_tokens = r->n_logprobs >= 0 || has_penalties(&r->sampling),
             .key = sharing_key((int32_t)in->n_prompt, config),
             .next_sibling = &r->choices[(i + 1) % r->n_choices].sequence,
             .owner = c,
@@ -236,18 +235,29 @@ static linnet_status create_choices(struct request *r, const struct engine_confi
     return LINNET_OK;
 }
 
-/* A device is told of every id that bias, bans or penalties touch. */
-static linnet_status reserve_adjustments(struct request *r, linnet_error *err)
+/*
+ * A device that chooses is told of every id that bias, bans or penalties touch. Steps are planned
+ * ahead only for answers with at most their share of what it takes, so that it can choose for any
+ * number of them.
+ */
+static linnet_status prepare_for_device(struct request *r, const struct engine_config *config,
+                                        linnet_error *err)
 {
-    const struct sampling *s = &r->sampling;
-    size_t count = (size_t)s->n_bias + (size_t)r->n_ends;
-    if (has_penalties(s)) count += (size_t)r->choices[0].sequence.n_max;
+    const struct sequence *q = &r->choices[0].sequence;
+    struct sample_context last = {.n_prompt = q->n_prompt,
+                                  .n_output = q->n_max - q->n_prompt,
+                                  .n_banned = r->min_tokens > 0 ? r->n_ends : 0};
+    size_t count = (size_t)sampler_rule_capacity(config->n_vocab, &r->sampling, &last);
+    size_t share = (size_t)(config->runner.max_adjustments / config->limits.max_seqs);
+    bool needs_tokens = r->n_logprobs >= 0 || has_penalties(&r->sampling) || count > share;
     r->adjustments = mem_new((size_t)r->n_choices * count, sizeof *r->adjustments);
     if (!r->adjustments)
         return error_memory(err, "the request",
                             (size_t)r->n_choices * count * sizeof *r->adjustments);
-    for (int32_t i = 0; i < r->n_choices; i++)
+    for (int32_t i = 0; i < r->n_choices; i++) {
         r->choices[i].adjustments = r->adjustments + (size_t)i * count;
+        r->choices[i].sequence.needs_tokens = needs_tokens;
+    }
     return LINNET_OK;
 }
 
@@ -272,7 +282,7 @@ linnet_status request_create(const struct engine_config *config, const linnet_re
     status = copy_sampling(r, &in->sampling, err);
     if (!status) status = copy_ends(r, config, in, err);
     if (!status) status = create_choices(r, config, in, err);
-    if (!status && config->runner.submit) status = reserve_adjustments(r, err);
+    if (!status && config->runner.submit) status = prepare_for_device(r, config, err);
     if (status) {
         request_free(r);
         return status;

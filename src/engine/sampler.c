@@ -92,24 +92,19 @@ static bool repeats(const struct sampling *g)
     return g->repetition_penalty != 1;
 }
 
-static bool counts(const struct sampling *g)
-{
-    return g->presence_penalty != 0 || g->frequency_penalty != 0;
-}
-
 /* The tokens that penalties look at are [first_penalized, n_prompt + n_output). */
 static int32_t first_penalized(const struct sampling *g, const struct sample_context *c)
 {
-    if (repeats(g)) return 0;
-    return counts(g) ? c->n_prompt : c->n_prompt + c->n_output;
+    if (!has_penalties(g)) return c->n_prompt + c->n_output;
+    return repeats(g) ? 0 : c->n_prompt;
 }
 
-int32_t sampler_rule_capacity(const struct sampler *s, const struct sampling *settings,
+int32_t sampler_rule_capacity(int32_t n_vocab, const struct sampling *settings,
                               const struct sample_context *context)
 {
     int64_t n = (int64_t)context->n_prompt + context->n_output;
     n += (int64_t)settings->n_bias + context->n_banned - first_penalized(settings, context);
-    return n < s->n_vocab ? (int32_t)n : s->n_vocab;
+    return n < n_vocab ? (int32_t)n : n_vocab;
 }
 
 /* The rule's adjustment of an id, new if there is none yet; NULL if the id is never chosen. */

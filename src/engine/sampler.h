@@ -38,6 +38,12 @@ struct sampling {
     int32_t n_bias;
 };
 
+/* Whether the choice depends on which tokens came before. */
+static inline bool has_penalties(const struct sampling *s)
+{
+    return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+}
+
 /* What the choice may look at besides the logits. */
 struct sample_context {
     const int32_t *tokens; /* prompt then output */
@@ -67,9 +73,10 @@ void sampler_destroy(struct sampler *s);
 /*
  * The rule by which a device, or sampler_choose, chooses. It points to the adjustments, which are
  * the caller's, as many as sampler_rule_capacity says at most, each id once. Ids out of range are
- * left out; biases of one id are added up as floats. Allocates nothing.
+ * left out; biases of one id are added up as floats. Allocates nothing. The capacity never shrinks
+ * as the output grows.
  */
-int32_t sampler_rule_capacity(const struct sampler *s, const struct sampling *settings,
+int32_t sampler_rule_capacity(int32_t n_vocab, const struct sampling *settings,
                               const struct sample_context *context);
 void sampler_rule(struct sampler *s, const struct sampling *settings,
                   const struct sample_context *context, struct adjustment *adjustments,

@@ -72,56 +72,22 @@ static struct sample_context context_of(const linnet_engine *e, const struct cho
     };
 }
 
-/* The adjustment of an id, a new one if there is none among the n. NULL: it is never chosen. */
-static struct adjustment *adjust(int32_t *places, struct choice_rule *rule,
-                                 struct adjustment *adjustments, int32_t id)
+/* How the device is to choose. False: the host does, because log-probabilities are its affair, or
+ * the adjustments are more than the device takes (request.c: no such step is planned ahead). */
+static bool build_rules(linnet_engine *e, const struct planned *items, int32_t n)
 {
-    if (id < 0 || id >= rule->n_allowed) return NULL;
-    int32_t at = places[id];
-    if (at >= rule->n_adjustments || adjustments[at].id != id) {
-        at = places[id] = rule->n_adjustments++;
-        adjustments[at] = (struct adjustment){.id = id};
-    }
-    return &adjustments[at];
-}
-
-static struct choice_rule make_rule(int32_t *places, const struct sampling *s,
-                                    const struct sample_context *c, struct adjustment *adjustments)
-{
-    struct choice_rule rule = {.temperature = s->temperature,
-                               .top_p = s->top_p,
-                               .min_p = s->min_p,
-                               .top_k = s->top_k,
-                               .repetition_penalty = s->repetition_penalty,
-                               .presence_penalty = s->presence_penalty,
-                               .frequency_penalty = s->frequency_penalty,
-                               .seed = s->seed,
-                               .position = (uint64_t)c->n_prompt + (uint64_t)c->n_output,
-                               .stream = c->stream,
-                               .n_allowed = c->n_allowed,
-                               .adjustments = adjustments};
-    struct adjustment *a;
-    for (int32_t i = 0; i < s->n_bias; i++)
-        if ((a = adjust(places, &rule, adjustments, s->bias[i].id))) a->bias += s->bias[i].bias;
-    int32_t end = has_penalties(s) ? c->n_prompt + c->n_output : 0;
-    for (int32_t i = s->repetition_penalty != 1 ? 0 : c->n_prompt; i < end; i++) {
-        if (!(a = adjust(places, &rule, adjustments, c->tokens[i]))) continue;
-        a->seen = true;
-        a->count += i >= c->n_prompt;
-    }
-    for (int32_t i = 0; i < c->n_banned; i++)
-        if ((a = adjust(places, &rule, adjustments, c->banned[i]))) a->banned = true;
-    return rule;
-}
-
-static void build_rules(linnet_engine *e, const struct planned *items, int32_t n)
-{
+    int64_t n_adjustments = 0;
+    if (!e->config.runner.submit) return false;
     for (int32_t i = 0; i < n; i++) {
         const struct choice *c = items[i].sequence->owner;
         if (!items[i].chooses) continue;
+        if (c->request->n_logprobs >= 0) return false;
         struct sample_context context = context_of(e, c, items[i].begin + items[i].count);
-        e->rules[c->row] = make_rule(e->places, &c->request->sampling, &context, c->adjustments);
+        struct choice_rule *rule = &e->rules[c->row];
+        sampler_rule(e->sampler, &c->request->sampling, &context, c->adjustments, rule);
+        n_adjustments += rule->n_adjustments;
     }
+    return n_adjustments <= e->config.runner.max_adjustments;
 }
 
 /* ---- what came of it --------------------------------------------------------------------- */
@@ -243,28 +209,16 @@ static void note_started(linnet_engine *e, struct choice *c, double now)
     e->stats.cached_tokens += c->sequence.n_cached;
 }
 
-/* Log-probabilities are the host's affair. */
-static bool host_chooses(const linnet_engine *e, const struct planned *items, int32_t n)
-{
-    if (!e->config.runner.submit) return true;
-    for (int32_t i = 0; i < n; i++) {
-        const struct choice *c = items[i].sequence->owner;
-        if (items[i].chooses && c->request->n_logprobs >= 0) return true;
-    }
-    return false;
-}
-
 static linnet_status begin_step(linnet_engine *e, const struct planned *items, int32_t n,
                                 linnet_error *err)
 {
     const struct runner *runner = &e->config.runner;
-    bool host = host_chooses(e, items, n);
     double now = clock_seconds();
     for (int32_t i = 0; i < n; i++) note_started(e, items[i].sequence->owner, now);
     build_step(e, items, n);
-    if (!host) build_rules(e, items, n);
-    linnet_status status = host ? runner->step(runner->self, &e->step, err)
-                                : runner->submit(runner->self, &e->step, e->rules, err);
+    bool device = build_rules(e, items, n);
+    linnet_status status = device ? runner->submit(runner->self, &e->step, e->rules, err)
+                                  : runner->step(runner->self, &e->step, err);
     if (status) return status;
     scheduler_commit(e->scheduler);
     e->pending[e->n_pending++] = (struct pending_step){items, n, now};
@@ -272,7 +226,7 @@ static linnet_status begin_step(linnet_engine *e, const struct planned *items, i
         const struct choice *c = items[i].sequence->owner;
         c->request->n_pending++;
     }
-    if (host) tell_outcome(e, NULL);
+    if (!device) tell_outcome(e, NULL);
     return LINNET_OK;
 }
 

@@ -21,7 +21,8 @@ enum { KV_BLOCK = 16 }; /* tokens a cache block; the block manager's BLOCK_TOKEN
 struct step {
     int32_t n_tokens, n_seqs, n_logits;
     int32_t max_blocks; /* row length of block_tables */
-    /* [n_tokens]; -1 - i: the token that the device chose for wanted row i of the step before */
+    /* [n_tokens]; -1 - i: the token that the device chooses for wanted row i of the step before
+     * (see `submit`) */
     const int32_t *token_ids;
     const int32_t *positions;    /* [n_tokens] absolute position in its sequence */
     const int32_t *slot_mapping; /* [n_tokens] block * 16 + offset: where its K and V are stored */
@@ -76,11 +77,9 @@ struct limits {
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
-    /* For measuring, and none changes a bit of any result. A device must not */
-    bool eager; /* replay recorded steps */
-    bool
-        separate; /* fuse small operations: RMSNorm, RoPE, cache store and SiLU-mul by themselves */
-    bool gather;  /* read keys and values through the block table: it copies them together first */
+    /* For measuring, and it changes no bit of any result: a device launches each operation by
+     * itself, instead of a recorded step or one kernel for all. */
+    bool eager;
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
@@ -182,14 +181,25 @@ struct ops {
 
     /*
      * A device that chooses tokens itself offers these three (NULL elsewhere), in place of finish:
-     * `choose` after head, [n_logits] rules, copied; `submit` starts the step and returns at
-     * once; `collect` waits for the oldest step that was submitted and gives what was chosen,
-     * [n_logits], until the next submit. Two steps may be under way. Logits of such a step are not
-     * fetched.
+     * `choose` after head, [n_logits] rules with max_adjustments adjustments in all at most;
+     * `submit` starts the step and returns at once; `collect` waits for the oldest step that was
+     * submitted and gives what was chosen, [n_logits], until the next submit. Two steps may be
+     * under way, and steps run in the order of their submits.
+     *
+     * When submit returns, everything that the step consists of has been read: its arrays, its rope
+     * rows, the rules and their adjustments may change at once. If it fails, the step is not
+     * collected, and no further one will succeed.
+     *
+     * The next step may name the tokens that this one chooses by their rows. A row that was refused
+     * has id -1, and may be named all the same: the device takes any valid token there. What the
+     * next step computes for it is for nothing, but it disturbs nobody.
+     *
+     * Logits of such a step are not fetched, and need not outlive the choice.
      */
     void (*choose)(struct backend *b, const struct step *s, const struct choice_rule *rules);
     linnet_status (*submit)(struct backend *b, linnet_error *err);
     linnet_status (*collect)(struct backend *b, const struct chosen **out, linnet_error *err);
+    int32_t max_adjustments;
 
     /* Read bandwidth of the device's memory, measured now, in bytes a second; NULL: the host's. */
     double (*read_bandwidth)(void);
@@ -209,7 +219,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 2 }; /* grows with every change of this header */
+enum { OPS_ABI = 3 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };

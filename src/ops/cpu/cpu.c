@@ -301,8 +301,7 @@ static linnet_status cpu_load_vector(struct backend *b, const float *values, int
     return LINNET_OK;
 }
 
-/* ---- matrix products --------------------------------------------------------------------------
- */
+/* ---- matrix products --------------------------------------------------------------------- */
 
 enum { RUN = 8 }; /* panels a call of the one-token kernel */
 
@@ -375,8 +374,7 @@ static void product(struct backend *b, const struct matrix *w, const float *x, i
     pool_run(b->pool, product_share, &p);
 }
 
-/* ---- row-wise work -----------------------------------------------------------------------------
- */
+/* ---- row-wise work ----------------------------------------------------------------------- */
 
 /* Work on the rows of a step: by the caller alone where waking the pool would cost more. */
 struct rows_work {
@@ -473,8 +471,7 @@ static void embed_row(const struct rows_work *w, int64_t t)
                  b->x + t * b->shape.hidden);
 }
 
-/* ---- attention ---------------------------------------------------------------------------------
- */
+/* ---- attention --------------------------------------------------------------------------- */
 
 struct attention {
     struct backend *b;
@@ -506,8 +503,7 @@ static void attention_share(void *arg, int thread, int n_threads)
     }
 }
 
-/* ---- the operations -----------------------------------------------------------------------------
- */
+/* ---- the operations ---------------------------------------------------------------------- */
 
 static void cpu_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
 {

@@ -40,20 +40,6 @@ struct attention {
     uint32_t *tickets;
 };
 
-static __device__ __forceinline__ void wait_for_previous_kernel(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-static __device__ __forceinline__ void launch_next_kernel(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 /* Two values of a query row, zeros beyond head_dim or without a row. */
 static __device__ __forceinline__ uint32_t query_pair(const struct attention &p, const bf16 *row,
                                                       int d)
@@ -211,7 +197,7 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
     extern __shared__ uint4 memory[];
     bf16 *buffers = (bf16 *)memory;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = blockIdx.x;
-    launch_next_kernel();
+    next_launch();
     /* The step's numbers came by a copy before its first kernel: no need to wait for them. */
     struct tile t = p.tiles[blockIdx.y];
     int end_row = (t.end - t.start) * p.group, first = t.row + 16 * warp;
@@ -231,7 +217,7 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
         copy_commit();
         page = chunk_page(table, c + 1, t.n_keys); /* in time for the next */
     };
-    wait_for_previous_kernel();
+    previous_wait();
     bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * row_stride<D>();
     int ahead = p.stages > 1 ? 2 * shape::CHUNK : 0;
     if (warp == shape::WARPS) { /* chunk c + 1 is loaded while the others are at c */
@@ -498,10 +484,10 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
     __shared__ struct running run;
     constexpr int CHUNK = CHUNK_KEYS * (D + 8);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    launch_next_kernel();
+    next_launch();
     struct share s = find_share(p);
     if (s.split >= s.n_active) {
-        wait_for_previous_kernel();
+        previous_wait();
         return;
     }
     int64_t heads = (int64_t)blockIdx.y * KV_BLOCK * p.head_dim;
@@ -517,7 +503,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
     int chunk = s.begin + warp, page = chunk_page(table, chunk, s.n_keys);
     if (threadIdx.x == 0) run.turn = s.begin;
     __syncthreads();
-    wait_for_previous_kernel();
+    previous_wait();
     load(keys, p.keys, chunk, page);
     load(values, p.values, chunk, page);
     uint32_t q[D / 16][4];

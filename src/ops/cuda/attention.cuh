@@ -10,7 +10,7 @@
 #ifndef LINNET_OPS_CUDA_ATTENTION_CUH
 #define LINNET_OPS_CUDA_ATTENTION_CUH
 
-#include "ops/cuda/cuda_internal.h"
+#include "ops/cuda/hopper.cuh"
 
 enum { KEY_TILES = CHUNK_KEYS / 8 };
 
@@ -24,11 +24,6 @@ static __device__ __forceinline__ void mma_16816(float c[4], uint32_t a0, uint32
 }
 
 /* ---- shared memory --------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
 
 /* SIZE bytes (16 or 4) on their way into shared memory; zeros if they are not `there`. */
 template <int SIZE>

@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "ops/cuda/cuda_internal.h"
+#include "ops/cuda/sample.cuh"
 
-static int selected; /* the device that linnet_cuda_ops was asked for last */
+static thread_local int selected; /* the device that linnet_cuda_ops was asked for last */
 
 static int capability_of(int device)
 {
@@ -17,8 +18,7 @@ static int capability_of(int device)
     return 10 * major + minor;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------ */
 
 static int64_t cuda_cache_bytes(const struct shape *s, int32_t n_blocks)
 {
@@ -89,6 +89,8 @@ static int list_buffers(struct backend *b, struct buffer_request out[MOST_BUFFER
 static void cuda_close(struct backend *b)
 {
     if (!b) return;
+    cudaSetDevice(b->device); /* whoever opened it may have been another thread */
+    if (b->stream) cudaStreamSynchronize(b->stream);
     cuda_unload(b);
     struct buffer_request list[MOST_BUFFERS];
     for (int i = 0, n = list_buffers(b, list); i < n; i++) cudaFree(*list[i].memory);
@@ -151,8 +153,8 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     b->device = selected;
     b->capability = capability_of(selected);
     cudaDeviceGetAttribute(&b->multiprocessors, cudaDevAttrMultiProcessorCount, selected);
-    cuda_good(b, cudaSetDevice(b->device),
-              "choosing the device"); /* a thread's choice is its own */
+    cudaGetLastError(); /* what failed before is not this backend's */
+    cuda_good(b, cudaSetDevice(b->device), "choosing the device");
     if (!cuda_good(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking),
                    "opening a stream") ||
         !reserve(b)) {
@@ -164,8 +166,7 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     return LINNET_OK;
 }
 
-/* ---- looking at results
- * ---------------------------------------------------------------------------- */
+/* ---- looking at results ------------------------------------------------------------------ */
 
 static void read_bf16(struct backend *b, const bf16 *from, int64_t n, float *out)
 {
@@ -246,7 +247,10 @@ static double cuda_read_bandwidth(void)
     void *data = NULL;
     cudaEvent_t begin, end;
     float best = 0;
-    if (cudaSetDevice(selected) != cudaSuccess || cudaMalloc(&data, bytes) != cudaSuccess) return 0;
+    if (cudaSetDevice(selected) != cudaSuccess || cudaMalloc(&data, bytes) != cudaSuccess) {
+        cudaGetLastError(); /* no backend's failure */
+        return 0;
+    }
     cudaMemset(data, 1, bytes);
     cudaEventCreate(&begin);
     cudaEventCreate(&end);
@@ -267,8 +271,7 @@ static double cuda_read_bandwidth(void)
     return best > 0 ? (double)bytes / (best * 1e-3) : 0;
 }
 
-/* ---- the way in
- * ------------------------------------------------------------------------------------ */
+/* ---- the way in -------------------------------------------------------------------------- */
 
 static const struct ops table = {
     "cuda",
@@ -295,6 +298,7 @@ static const struct ops table = {
     step_choose,
     step_submit,
     step_collect,
+    SAMPLE_ADJUSTMENTS,
     cuda_read_bandwidth,
     step_logits,
     cuda_read_buffer,

@@ -570,7 +570,7 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
     b.first_unit = w.units * (w.segments * b.rank / cluster) / w.segments;
     b.end_unit = w.units * (w.segments * (b.rank + 1) / cluster) / w.segments;
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    asm volatile("griddepcontrol.launch_dependents;");
+    next_launch();
     init_barriers<N, GROUPS>(w, s);
     if (SPLIT) cluster_arrive();
     if (SPLIT) cluster_wait(); /* now the other blocks' shared memory may be written */

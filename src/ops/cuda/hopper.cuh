@@ -1,19 +1,36 @@
 /*
- * hopper.cuh - instructions of sm_90a that have no intrinsics: barriers in shared memory, bulk
- * copies, clusters, warpgroup products. HOPPER_CODE is defined where they may be used.
+ * hopper.cuh - instructions that have no intrinsics. Kernels that overlap, for any GPU; and of
+ * sm_90a barriers in shared memory, bulk copies, clusters, warpgroup products. HOPPER_CODE is
+ * defined where these may be used.
  */
 #ifndef LINNET_OPS_CUDA_HOPPER_CUH
 #define LINNET_OPS_CUDA_HOPPER_CUH
 
 #include "ops/cuda/cuda_internal.h"
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define HOPPER_CODE 1
-
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
+
+/* Waits for the kernels before this one in the stream. */
+static __device__ __forceinline__ void previous_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Once all blocks have called it the next kernel may begin: up to its own previous_wait. */
+static __device__ __forceinline__ void next_launch()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER_CODE 1
 
 /* The same place in the shared memory of another block of the cluster. */
 static __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t block)
@@ -74,12 +91,6 @@ static __device__ __forceinline__ void cluster_arrive()
 static __device__ __forceinline__ void cluster_wait()
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* Waits for the kernels before this one in the stream. */
-static __device__ __forceinline__ void previous_wait()
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 static __device__ __forceinline__ void copy(uint32_t to, const void *from, uint32_t bytes,

@@ -238,8 +238,7 @@ static void load_parts(struct backend *b, const struct matrix_part *parts, int n
     pool_run(b->pool, load_rows, &job);
 }
 
-/* ---- the operations ---------------------------------------------------------------------------
- */
+/* ---- the operations ---------------------------------------------------------------------- */
 
 static struct matrix *new_matrix(struct backend *b, int64_t rows, int64_t columns, size_t bytes)
 {

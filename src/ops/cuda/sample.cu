@@ -410,13 +410,6 @@ size_t sample_rules_bytes(const struct limits *limits)
            SAMPLE_ADJUSTMENTS * sizeof(struct adjustment);
 }
 
-bool sample_fits(const struct choice_rule *rules, int32_t n)
-{
-    int64_t total = 0;
-    for (int32_t i = 0; i < n; i++) total += rules[i].n_adjustments;
-    return total <= SAMPLE_ADJUSTMENTS;
-}
-
 size_t sample_pack(const struct choice_rule *rules, int32_t n, void *host, void *device,
                    enum sample_stage *stage)
 {

@@ -44,11 +44,9 @@ void sample_place(const struct shape *shape, const struct limits *limits, void *
 
 /* Bytes for the rules of a step, on the host (pinned) and on the device. */
 size_t sample_rules_bytes(const struct limits *limits);
-/* False: there are too many adjustments, the host has to choose. */
-bool sample_fits(const struct choice_rule *rules, int32_t n);
 /*
- * Writes n rules and their adjustments to `host` as they are to lie at `device`. Returns the bytes
- * to copy: the whole is dense.
+ * Writes n rules and their adjustments, SAMPLE_ADJUSTMENTS in all at most, to `host` as they are to
+ * lie at `device`. Returns the bytes to copy: the whole is dense.
  */
 size_t sample_pack(const struct choice_rule *rules, int32_t n, void *host, void *device,
                    enum sample_stage *stage);

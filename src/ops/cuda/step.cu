@@ -60,12 +60,18 @@ static size_t lay_step(const struct shape *shape, size_t tokens, size_t seqs, si
     return at;
 }
 
+/* The longest row of a block table. */
+static int32_t most_blocks(const struct limits *l)
+{
+    int32_t blocks = l->max_context / KV_BLOCK + (l->max_context % KV_BLOCK != 0);
+    return blocks > LEAST_BLOCKS ? blocks : LEAST_BLOCKS;
+}
+
 static size_t numbers_bytes(const struct shape *shape, const struct limits *l)
 {
     struct device_step step;
-    size_t blocks = (size_t)((l->max_context + KV_BLOCK - 1) / KV_BLOCK);
     return lay_step(shape, (size_t)l->max_tokens, (size_t)l->max_seqs, (size_t)l->max_logits,
-                    blocks > LEAST_BLOCKS ? blocks : LEAST_BLOCKS, NULL, &step);
+                    (size_t)most_blocks(l), NULL, &step);
 }
 
 size_t step_bytes(const struct shape *shape, const struct limits *l)
@@ -119,12 +125,12 @@ void step_close(struct backend *b)
 /* ---- the operations ---------------------------------------------------------------------- */
 
 /* Row length for the block tables: few different ones, because recordings hold it. */
-static int32_t table_width(const struct step *s)
+static int32_t table_width(const struct backend *b, const struct step *s)
 {
-    int32_t most = LEAST_BLOCKS;
+    int32_t width = LEAST_BLOCKS, all = most_blocks(&b->limits);
     for (int32_t i = 0; i < s->n_seqs; i++)
-        while (most * KV_BLOCK < s->context_lens[i]) most *= 2;
-    return most < s->max_blocks || most == LEAST_BLOCKS ? most : s->max_blocks;
+        while (width * KV_BLOCK < s->context_lens[i]) width *= 2;
+    return width < all ? width : all;
 }
 
 /* The step's numbers go over in one copy. b->now is the step with tables as wide as they lie. */
@@ -134,7 +140,7 @@ static void send_step(struct backend *b, const struct step *s, const float *rope
     struct device_step host;
     char *memory = (char *)t->numbers[t->n_begun++ % STEPS];
     b->now = *s;
-    b->now.max_blocks = table_width(s);
+    b->now.max_blocks = table_width(b, s);
     size_t width = (size_t)b->now.max_blocks;
     size_t bytes = lay_step(&b->shape, (size_t)s->n_tokens, (size_t)s->n_seqs, (size_t)s->n_logits,
                             width, memory, &host);
@@ -194,11 +200,12 @@ void step_begin(struct backend *b, const struct step *s, const float *rope, bool
                              "recording a step");
 }
 
-/* True if the operation is already in what finish will launch. */
-static bool replayed(const struct backend *b)
+/* True if the operation is already in what finish will launch, or must not be launched because
+ * something before it has failed. */
+static bool skipped(const struct backend *b)
 {
     const struct graph *graph = b->steps->graph;
-    return b->in_decode || (graph && graph->exec);
+    return b->failed != cudaSuccess || b->in_decode || (graph && graph->exec);
 }
 
 static void product(struct backend *b, const struct product *p)
@@ -245,13 +252,13 @@ static void to_residual(struct backend *b, const struct matrix *m, struct act in
 void step_embed(struct backend *b, const struct step *s, const struct matrix *embedding)
 {
     b->model.embedding = embedding;
-    if (!replayed(b)) rows_embed(b, embedding, s->n_tokens);
+    if (!skipped(b)) rows_embed(b, embedding, s->n_tokens);
 }
 
 void step_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
 {
     b->model.layers[layer] = w;
-    if (replayed(b)) return;
+    if (skipped(b)) return;
     if (layer == 0) rows_prepare(b, w->input_norm, NULL, s->n_tokens, b->normed, b->squares);
     struct product p = from_normed(b, TO_ROWS, w->qkv, s->n_tokens);
     p.bias = w->qkv_bias ? w->qkv_bias->data : NULL;
@@ -263,17 +270,17 @@ void step_qkv(struct backend *b, const struct step *s, int32_t layer, const stru
 void step_attention(struct backend *b, const struct step *s, int32_t layer)
 {
     (void)s;
-    if (!replayed(b)) attention_run(b, &b->now, layer);
+    if (!skipped(b)) attention_run(b, &b->now, layer);
 }
 
 void step_o_proj(struct backend *b, const struct step *s, const struct layer *w)
 {
-    if (!replayed(b)) to_residual(b, w->o_proj, b->attn, w->o_bias, w->post_norm, s->n_tokens);
+    if (!skipped(b)) to_residual(b, w->o_proj, b->attn, w->o_bias, w->post_norm, s->n_tokens);
 }
 
 void step_gate_up(struct backend *b, const struct step *s, const struct layer *w)
 {
-    if (replayed(b)) return;
+    if (skipped(b)) return;
     struct product p = from_normed(b, TO_ACT, w->gate_up, s->n_tokens);
     p.out = b->act;
     product(b, &p);
@@ -281,7 +288,7 @@ void step_gate_up(struct backend *b, const struct step *s, const struct layer *w
 
 void step_down(struct backend *b, const struct step *s, const struct layer *w)
 {
-    if (!replayed(b)) to_residual(b, w->down, b->act, NULL, w->next_norm, s->n_tokens);
+    if (!skipped(b)) to_residual(b, w->down, b->act, NULL, w->next_norm, s->n_tokens);
 }
 
 void step_head(struct backend *b, const struct step *s, const struct vector *norm,
@@ -290,7 +297,7 @@ void step_head(struct backend *b, const struct step *s, const struct vector *nor
     b->model.final_norm = norm;
     b->model.head = w;
     if (b->in_decode) decode_run(b, &b->now);
-    if (replayed(b)) return;
+    if (skipped(b)) return;
     struct act in = in_cores(b, s->n_logits) ? b->cores.normed : b->fragments.normed;
     rows_prepare(b, norm, b->step.logit_rows, s->n_logits, in, b->head_squares);
     struct product p = from_normed(b, TO_ROWS, w, s->n_logits);
@@ -305,9 +312,9 @@ static void end_recording(struct backend *b)
     struct steps *t = b->steps;
     cudaGraph_t graph = NULL;
     t->recording = false;
-    if (!cuda_good(b, cudaStreamEndCapture(b->stream, &graph), "recording a step")) return;
-    cuda_good(b, cudaGraphInstantiate(&t->graph->exec, graph, 0), "recording a step");
-    cudaGraphDestroy(graph);
+    if (cuda_good(b, cudaStreamEndCapture(b->stream, &graph), "recording a step"))
+        cuda_good(b, cudaGraphInstantiate(&t->graph->exec, graph, 0), "recording a step");
+    if (graph) cudaGraphDestroy(graph);
 }
 
 /* Starts what has not been started by the operations themselves. */
