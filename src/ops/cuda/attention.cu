@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "ops/cuda/attention.cuh"
+#include "ops/cuda/hopper.cuh"
 
 enum {
     MAX_WARPS = 8,

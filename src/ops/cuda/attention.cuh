@@ -10,62 +10,10 @@
 #ifndef LINNET_OPS_CUDA_ATTENTION_CUH
 #define LINNET_OPS_CUDA_ATTENTION_CUH
 
-#include "ops/cuda/hopper.cuh"
+#include "ops/cuda/cuda_internal.h"
+#include "ops/cuda/ptx.cuh"
 
 enum { KEY_TILES = CHUNK_KEYS / 8 };
-
-static __device__ __forceinline__ void mma_16816(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                                 uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* ---- shared memory --------------------------------------------------------------------------- */
-
-/* SIZE bytes (16 or 4) on their way into shared memory; zeros if they are not `there`. */
-template <int SIZE>
-static __device__ __forceinline__ void copy_async(void *to, const void *from, bool there)
-{
-    uint32_t at = shared_address(to), bytes = there ? SIZE : 0;
-    if (SIZE == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
-                     "r"(bytes)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
-                     : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Waits for this thread's groups of copies, but for the last N. */
-template <int N> static __device__ __forceinline__ void copy_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-/* Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8. */
-static __device__ __forceinline__ void ldmatrix(uint32_t r[4], const bf16 *row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
-
-static __device__ __forceinline__ void ldmatrix_transposed(uint32_t r[4], const bf16 *row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
 
 /* Rows of D values in shared memory lie this far apart: no bank conflicts for ldmatrix. */
 template <int D> static constexpr __host__ __device__ int row_stride(void)

@@ -19,7 +19,7 @@ static __device__ __forceinline__ void set_up(const struct decode_args &a, const
 #pragma unroll 1
     for (int i = threadIdx.x; i < n_words; i += ALL_THREADS)
         ((uint64_t *)m.layers)[i] = ((const uint64_t *)a.layers)[i];
-    if (threadIdx.x < a.n) m.s->positions[threadIdx.x] = a.step.positions[threadIdx.x];
+    if ((int)threadIdx.x < a.n) m.s->positions[threadIdx.x] = a.step.positions[threadIdx.x];
     if (warp < WARPS && lane < N_PHASES) {
         const struct phase_shape p = a.phases[lane];
         bool whole = p.segments == 2 * WARPS;
@@ -35,12 +35,8 @@ static __device__ __forceinline__ void set_up(const struct decode_args &a, const
         }
     }
     if (warp < WARPS && lane == 0) m.s->taken[warp] = 0;
-#ifndef NEEDS_HOPPER
-    if (warp < WARPS && lane < a.n_slots)
-        asm volatile(
-            "mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&m.s->full[warp][lane])));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+    if (warp < WARPS && lane < a.n_slots) arrival_begin(&m.s->full[warp][lane]);
+    arrivals_begun();
     __syncthreads();
 }
 
@@ -83,7 +79,7 @@ template <int D>
 static __global__ void __launch_bounds__(ALL_THREADS, 1)
     decode_kernel(const __grid_constant__ struct decode_args a)
 {
-    extern __shared__ __align__(128) uint8_t raw[];
+    uint8_t *raw = dynamic_shared();
     struct memory m;
     m.s = (struct shared *)raw;
     m.ring = raw + rings_offset();

@@ -117,52 +117,6 @@ static __host__ __device__ inline size_t chunk_bytes(int32_t head_dim)
     return (size_t)(16 + 2 * CHUNK_KEYS) * (size_t)(head_dim + 8) * sizeof(bf16);
 }
 
-/* ---- copies ------------------------------------------------------------------------------ */
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define NEEDS_HOPPER 1
-#endif
-
-static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint32_t bytes,
-                                                 uint64_t *barrier)
-{
-#ifndef NEEDS_HOPPER
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
-#endif
-}
-
-/* Whether the copy that a barrier counts has come. */
-static __device__ __forceinline__ bool has_come(uint64_t *barrier, uint32_t parity)
-{
-    uint32_t done = 1;
-#ifndef NEEDS_HOPPER
-    asm volatile("{\n.reg .pred done;\n"
-                 "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;\n}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-#endif
-    return done;
-}
-
-static __device__ __forceinline__ void wait_copy(uint32_t barrier, uint32_t parity)
-{
-#ifndef NEEDS_HOPPER
-    asm volatile("{\n.reg .pred done;\nAGAIN:\n"
-                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@!done bra AGAIN;\n}" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-#endif
-}
-
 /* ---- the stream of weights --------------------------------------------------------------- */
 
 static __device__ __forceinline__ bool is_whole(const struct decode_args &a, int32_t phase)
@@ -301,23 +255,10 @@ static __device__ __forceinline__ void give_back_slabs(const struct place &w,
 static __device__ __forceinline__ void load_fragments(uint32_t address, uint4 f[4])
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(f[i].x), "=r"(f[i].y), "=r"(f[i].z), "=r"(f[i].w)
-                     : "r"(address + 512 * i));
+    for (int i = 0; i < 4; i++) f[i] = load_shared(address + 512 * i);
 }
 
 /* ---- barriers ---------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void sync_named(int id, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-static __device__ __forceinline__ void arrive_named(int id, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 static __device__ __forceinline__ void sync_computing()
 {
@@ -329,21 +270,12 @@ static __device__ __forceinline__ void arrive(const struct decode_args &a, unsig
 {
     *target += gridDim.x;
     sync_named(SYNC_WORKING, WORKING_THREADS);
-    if (threadIdx.x == 0)
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.arrived) : "memory");
+    if (threadIdx.x == 0) signal_add(a.arrived);
 }
 
 static __device__ __forceinline__ void wait_all(const struct decode_args &a, unsigned target)
 {
-    if (threadIdx.x == 0) {
-        unsigned now;
-        do
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                         : "=r"(now)
-                         : "l"(a.arrived)
-                         : "memory");
-        while ((int)(now - target) < 0);
-    }
+    if (threadIdx.x == 0) signal_await(a.arrived, target);
     sync_named(SYNC_WORKING, WORKING_THREADS);
 }
 

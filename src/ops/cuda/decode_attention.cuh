@@ -197,6 +197,13 @@ attention_phase(const struct decode_args &a, const struct memory &m,
 
 /* ---- merging ----------------------------------------------------------------------------- */
 
+/* Where a column of a token lies: [columns / 32][n][4 lanes][8 values]. */
+static __device__ __forceinline__ int32_t direct_at(int32_t n, int32_t token, int32_t column)
+{
+    return (column / 32 * n + token) * 32 + column % 8 / 2 * 8 + column / 16 % 2 * 4 +
+           column / 8 % 2 * 2 + column % 2;
+}
+
 /* A row is a head of a token; they come in order, WARPS apart. */
 struct row {
     int32_t index, token, head;
@@ -210,10 +217,9 @@ static __device__ __forceinline__ void next_row(struct row *r, int32_t n_heads)
 }
 
 /*
- * Attention's output as o_proj's input, [columns / 32][n][4 lanes][8 values], where the sums of
- * products lie else. A warp takes rows; a lane has four dimensions, and one chunk's maximum, sum
- * and factors. All chunks of all rows are asked for before the first is used; nobody reads another
- * lane's copies.
+ * Attention's output as o_proj's input, at direct_at, where the sums of products lie else. A warp
+ * takes rows; a lane has four dimensions, and one chunk's maximum, sum and factors. All chunks of
+ * all rows are asked for before the first is used; nobody reads another lane's copies.
  */
 template <int D>
 static __device__ __forceinline__ void merge_directly(const struct decode_args &a,
@@ -270,16 +276,15 @@ static __device__ __forceinline__ void merge_directly(const struct decode_args &
         }
         /* columns 4 i to 4 i + 3 are values of two lanes that are neighbours */
         int32_t column = r.head * D + lane * 4;
-        bf16 *to = out + (column / 32 * a.n + r.token) * 32 + column % 8 * 4 + column / 16 % 2 * 4 +
-                   column / 8 % 2 * 2;
+        bf16 *to = out + direct_at(a.n, r.token, column);
         if (!on) continue;
         *(uint32_t *)to = pack_bf16(v.x / sum, v.y / sum);
         *(uint32_t *)(to + 8) = pack_bf16(v.z / sum, v.w / sum);
     }
 #pragma unroll 1
     for (int32_t i = a.n_heads * D + (int32_t)threadIdx.x; i < a.attn_padded; i += THREADS)
-        for (int32_t token = 0; token < a.n; token++) /* whole pieces of 32: any order */
-            out[(i / 32 * a.n + token) * 32 + i % 32] = __float2bfloat16(0.0f);
+        for (int32_t token = 0; token < a.n; token++)
+            out[direct_at(a.n, token, i)] = __float2bfloat16(0.0f);
     sync_computing();
 }
 

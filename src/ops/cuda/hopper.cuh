@@ -7,11 +7,7 @@
 #define LINNET_OPS_CUDA_HOPPER_CUH
 
 #include "ops/cuda/cuda_internal.h"
-
-static __device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+#include "ops/cuda/ptx.cuh"
 
 /* Waits for the kernels before this one in the stream. */
 static __device__ __forceinline__ void previous_wait()

@@ -1,0 +1,175 @@
+/*
+ * ptx.cuh - instructions that have no intrinsics and that any kernel may use: tensor cores, copies
+ * into shared memory, named barriers, signals between blocks. What only wgmma needs is in
+ * hopper.cuh. The tests have a second ptx.cuh, for kernels that run on the host.
+ */
+#ifndef LINNET_OPS_CUDA_PTX_CUH
+#define LINNET_OPS_CUDA_PTX_CUH
+
+#include "ops/cuda/cuda_internal.h"
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* The launch's dynamic shared memory, aligned for tensor cores and bulk copies. */
+static __device__ __forceinline__ uint8_t *dynamic_shared()
+{
+    extern __shared__ __align__(128) uint8_t raw[];
+    return raw;
+}
+
+/* c += a b: 16 x 16 times 16 x 8 */
+static __device__ __forceinline__ void mma_16816(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                                 uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* ---- shared memory --------------------------------------------------------------------------- */
+
+/* SIZE bytes (16 or 4) on their way into shared memory; zeros if they are not `there`. */
+template <int SIZE>
+static __device__ __forceinline__ void copy_async(void *to, const void *from, bool there)
+{
+    uint32_t at = shared_address(to), bytes = there ? SIZE : 0;
+    if (SIZE == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
+                     "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
+                     : "memory");
+}
+
+static __device__ __forceinline__ void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits for this thread's groups of copies, but for the last N. */
+template <int N> static __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void ldmatrix(uint32_t r[4], const bf16 *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ldmatrix_transposed(uint32_t r[4], const bf16 *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/* 16 bytes of shared memory. */
+static __device__ __forceinline__ uint4 load_shared(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+
+/* ---- bulk copies: Hopper --------------------------------------------------------------------- */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define NEEDS_HOPPER 1
+#endif
+
+static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint32_t bytes,
+                                                 uint64_t *barrier)
+{
+#ifndef NEEDS_HOPPER
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+#endif
+}
+
+/* Whether the copy that a barrier counts has come: whether its phase of that parity has ended. */
+static __device__ __forceinline__ bool has_come(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done = 1;
+#ifndef NEEDS_HOPPER
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+#endif
+    return done;
+}
+
+static __device__ __forceinline__ void wait_copy(uint32_t barrier, uint32_t parity)
+{
+#ifndef NEEDS_HOPPER
+    asm volatile("{\n.reg .pred done;\nAGAIN:\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra AGAIN;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#endif
+}
+
+/* One copy at a time arrives at it. */
+static __device__ __forceinline__ void arrival_begin(uint64_t *barrier)
+{
+#ifndef NEEDS_HOPPER
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)));
+#endif
+}
+
+static __device__ __forceinline__ void arrivals_begun()
+{
+#ifndef NEEDS_HOPPER
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/* ---- barriers and signals -------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void sync_named(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void arrive_named(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Counts up in global memory; what the block has written and synchronised on is seen by who awaits
+ * it. */
+static __device__ __forceinline__ void signal_add(unsigned *signal)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(signal) : "memory");
+}
+
+/* Until the signal has come to target, wrapping round. */
+static __device__ __forceinline__ void signal_await(const unsigned *signal, unsigned target)
+{
+    unsigned now;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(signal) : "memory");
+    while ((int)(now - target) < 0);
+}
+
+#endif
