@@ -154,7 +154,7 @@ struct backend {
     struct shape shape;
     struct limits limits;
     int device;
-    int capability;      /* compute capability: 10 major + minor */
+    int capability;      /* compute capability of the code that runs: 10 major + minor */
     int multiprocessors; /* of the device */
     cudaStream_t stream;
     cudaError_t failed; /* the first failure; later work is skipped */

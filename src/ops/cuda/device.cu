@@ -10,12 +10,66 @@
 
 static thread_local int selected; /* the device that linnet_cuda_ops was asked for last */
 
-static int capability_of(int device)
+/* ---- the device -------------------------------------------------------------------------- */
+
+static __global__ void read_kernel(const uint4 *data, int64_t n, uint32_t *out)
 {
+    int64_t stride = (int64_t)gridDim.x * blockDim.x;
+    uint32_t sum = 0;
+#pragma unroll 4
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint4 v = data[i];
+        sum += v.x ^ v.y ^ v.z ^ v.w;
+    }
+    if (sum == 0x9E3779B9u) *out = sum; /* never, but the compiler cannot know */
+}
+
+static double cuda_read_bandwidth(void)
+{
+    const size_t bytes = (size_t)2 << 30;
+    void *data = NULL;
+    cudaEvent_t begin, end;
+    float best = 0;
+    if (cudaSetDevice(selected) != cudaSuccess || cudaMalloc(&data, bytes) != cudaSuccess) {
+        cudaGetLastError(); /* no backend's failure */
+        return 0;
+    }
+    cudaMemset(data, 1, bytes);
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    for (int pass = 0; pass < 10; pass++) {
+        float milliseconds = 0;
+        cudaEventRecord(begin);
+        read_kernel<<<132 * 16, 512>>>((const uint4 *)data, (int64_t)(bytes / 16),
+                                       (uint32_t *)data);
+        cudaEventRecord(end);
+        if (cudaEventSynchronize(end) != cudaSuccess ||
+            cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess)
+            break;
+        if (best == 0 || milliseconds < best) best = milliseconds;
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaFree(data);
+    return best > 0 ? (double)bytes / (best * 1e-3) : 0;
+}
+
+/*
+ * The compute capability that kernels may count on: the device's, or a lower one if the backend was
+ * built for none that is closer. What needs a higher one is empty in that code.
+ */
+static cudaError_t find_capability(int device, int *out)
+{
+    cudaFuncAttributes code = {};
     int major = 0, minor = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    return 10 * major + minor;
+    cudaError_t status = cudaSetDevice(device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (status == cudaSuccess) status = cudaFuncGetAttributes(&code, read_kernel);
+    *out = code.ptxVersion < 10 * major + minor ? code.ptxVersion : 10 * major + minor;
+    return status;
 }
 
 /* ---- memory ------------------------------------------------------------------------------ */
@@ -110,7 +164,7 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
     struct buffer_request list[MOST_BUFFERS];
     b.shape = *shape;
     b.limits = *limits;
-    b.capability = capability_of(selected);
+    find_capability(selected, &b.capability);
     size_t bytes =
         step_bytes(shape, limits) + attention_bytes(shape, limits) + decode_bytes(shape, limits);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
@@ -151,10 +205,11 @@ static linnet_status cuda_open(const struct shape *shape, const struct limits *l
     b->limits = *limits;
     b->pool = pool;
     b->device = selected;
-    b->capability = capability_of(selected);
-    cudaDeviceGetAttribute(&b->multiprocessors, cudaDevAttrMultiProcessorCount, selected);
     cudaGetLastError(); /* what failed before is not this backend's */
-    cuda_good(b, cudaSetDevice(b->device), "choosing the device");
+    cuda_good(b, find_capability(selected, &b->capability), "choosing the device");
+    cuda_good(b,
+              cudaDeviceGetAttribute(&b->multiprocessors, cudaDevAttrMultiProcessorCount, selected),
+              "choosing the device");
     if (!cuda_good(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking),
                    "opening a stream") ||
         !reserve(b)) {
@@ -225,50 +280,6 @@ static void cuda_read_kv(struct backend *b, int32_t layer, int32_t slot, float *
         read_bf16(b, cache_of(b, layer, 0) + at, s->head_dim, k + h * s->head_dim);
         read_bf16(b, cache_of(b, layer, 1) + at, s->head_dim, v + h * s->head_dim);
     }
-}
-
-/* ---- bandwidth ---------------------------------------------------------------------------- */
-
-static __global__ void read_kernel(const uint4 *data, int64_t n, uint32_t *out)
-{
-    int64_t stride = (int64_t)gridDim.x * blockDim.x;
-    uint32_t sum = 0;
-#pragma unroll 4
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        uint4 v = data[i];
-        sum += v.x ^ v.y ^ v.z ^ v.w;
-    }
-    if (sum == 0x9E3779B9u) *out = sum; /* never, but the compiler cannot know */
-}
-
-static double cuda_read_bandwidth(void)
-{
-    const size_t bytes = (size_t)2 << 30;
-    void *data = NULL;
-    cudaEvent_t begin, end;
-    float best = 0;
-    if (cudaSetDevice(selected) != cudaSuccess || cudaMalloc(&data, bytes) != cudaSuccess) {
-        cudaGetLastError(); /* no backend's failure */
-        return 0;
-    }
-    cudaMemset(data, 1, bytes);
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
-    for (int pass = 0; pass < 10; pass++) {
-        float milliseconds = 0;
-        cudaEventRecord(begin);
-        read_kernel<<<132 * 16, 512>>>((const uint4 *)data, (int64_t)(bytes / 16),
-                                       (uint32_t *)data);
-        cudaEventRecord(end);
-        if (cudaEventSynchronize(end) != cudaSuccess ||
-            cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess)
-            break;
-        if (best == 0 || milliseconds < best) best = milliseconds;
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaFree(data);
-    return best > 0 ? (double)bytes / (best * 1e-3) : 0;
 }
 
 /* ---- the way in -------------------------------------------------------------------------- */

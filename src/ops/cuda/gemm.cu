@@ -12,6 +12,11 @@
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/norm.cuh"
 
+/* A GPU of this capability takes these kernels: they must not be empty. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(HOPPER_CODE)
+#error "build for the architecture 90a, not 90: see CMAKE_CUDA_ARCHITECTURES"
+#endif
+
 enum {
     GROUP_PANELS = 4,              /* panels of a warpgroup: one for each warp */
     UNIT_BYTES = PANEL_ROWS * 128, /* of a panel and K_UNIT columns */

@@ -179,6 +179,19 @@ static __device__ __forceinline__ void mma(float (&d)[N / 2], const uint4 &a, ui
         asm volatile(MMA("192", R96, "%96,%97,%98,%99", "%100") : D64(0), D32(64) : OPERANDS);
 }
 
+#undef D4
+#undef D8
+#undef D16
+#undef D32
+#undef D64
+#undef R8
+#undef R16
+#undef R32
+#undef R64
+#undef R96
+#undef MMA
+#undef OPERANDS
+
 #endif
 
 #endif
