@@ -9,22 +9,6 @@
 #include "ops/cuda/cuda_internal.h"
 #include "ops/cuda/ptx.cuh"
 
-/* Waits for the kernels before this one in the stream. */
-static __device__ __forceinline__ void previous_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* Once all blocks have called it the next kernel may begin: up to its own previous_wait. */
-static __device__ __forceinline__ void next_launch()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER_CODE 1
 

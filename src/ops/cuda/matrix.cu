@@ -3,8 +3,9 @@
  * GPU and for any number of tokens: the one to compare the others with. Hopper takes gemm.cu for
  * many tokens and decode.cu for few.
  */
-#include "ops/cuda/attention.cuh"
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/product.cuh"
+#include "ops/cuda/ptx.cuh"
 
 static __global__ void pack_kernel(const bf16 *rows, int64_t first, int64_t n, struct matrix m)
 {
@@ -57,6 +58,8 @@ static __global__ void __launch_bounds__(32 * MOST_SEGMENTS)
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
     int64_t panel = blockIdx.x, steps = in.padded / 32;
     int32_t first = (int32_t)blockIdx.y * 8 * TILES;
+    next_launch();
+    previous_wait();
     float acc[TILES][4] = {};
     const uint4 *weights = in.weights + panel * steps * 64 + lane;
     const uint4 *x = in.x + (int64_t)blockIdx.y * TILES * steps * 32 + lane;
@@ -105,7 +108,8 @@ template <int TILES> static void launch(struct backend *b, const struct product 
                             p->in_width,
                             p->eps};
     dim3 grid((unsigned)p->m->panels, (unsigned)((p->n + 8 * TILES - 1) / (8 * TILES)));
-    product_kernel<TILES><<<grid, 32 * n_segments(p->m->padded), 0, b->stream>>>(in, end_of(p));
+    launch_next(b, "a matrix product", product_kernel<TILES>, grid,
+                32 * (unsigned)n_segments(p->m->padded), 0, in, end_of(p));
 }
 
 void matrix_product(struct backend *b, const struct product *p)
@@ -116,5 +120,4 @@ void matrix_product(struct backend *b, const struct product *p)
         launch<2>(b, p);
     else
         launch<4>(b, p);
-    cuda_good(b, cudaGetLastError(), "a matrix product");
 }

@@ -145,6 +145,24 @@ static __device__ __forceinline__ void arrivals_begun()
 #endif
 }
 
+/* ---- kernels that follow one another --------------------------------------------------------- */
+
+/* Waits for the kernels before this one in the stream. */
+static __device__ __forceinline__ void previous_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Once all blocks have called it the next kernel may begin: up to its own previous_wait. */
+static __device__ __forceinline__ void next_launch()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* ---- barriers and signals -------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void sync_named(int id, int threads)

@@ -2,10 +2,12 @@
  * rows.cu - what is done row by row: embedding, the first half of RMSNorm, RoPE with the cache
  * store, and reading activations back.
  */
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/norm.cuh"
+#include "ops/cuda/ptx.cuh"
 #include "ops/cuda/rope.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, HEADS = 8 };
 
 struct prepare {
     const float *x;        /* [tokens, hidden]; or */
@@ -42,6 +44,8 @@ static __device__ float prepare_value(const struct prepare &p, int32_t token, in
 static __global__ void __launch_bounds__(THREADS) prepare_kernel(struct prepare p)
 {
     int panel = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    next_launch();
+    previous_wait();
     if (panel >= p.panels) return;
     int32_t row = panel * PANEL_ROWS + lane / 4;
     for (int j = 0; j < 2; j++) {
@@ -57,8 +61,7 @@ static void prepare(struct backend *b, const struct prepare *p)
 {
     int per_block = THREADS / 32;
     dim3 grid((unsigned)((p->panels + per_block - 1) / per_block), (unsigned)((p->n + 7) / 8));
-    prepare_kernel<<<grid, THREADS, 0, b->stream>>>(*p);
-    cuda_good(b, cudaGetLastError(), "the embedding");
+    launch_next(b, "the embedding", prepare_kernel, grid, THREADS, 0, *p);
 }
 
 void rows_embed(struct backend *b, const struct matrix *embedding, int32_t n)
@@ -99,11 +102,14 @@ struct rope_store {
     float eps;
 };
 
-/* A warp for one head of one token: grid (n_tokens, n_heads + 2 n_kv_heads). */
-static __global__ void rope_store_kernel(struct rope_store p)
+/* A warp for one head of one token: grid (n_tokens, blocks of HEADS heads). */
+static __global__ void __launch_bounds__(32 * HEADS) rope_store_kernel(struct rope_store p)
 {
     int64_t token = blockIdx.x;
-    int head = blockIdx.y, heads = p.n_heads + p.n_kv_heads;
+    int head = (int)(blockIdx.y * HEADS + threadIdx.x / 32), heads = p.n_heads + p.n_kv_heads;
+    next_launch();
+    previous_wait();
+    if (head >= heads + p.n_kv_heads) return;
     const float *in = p.qkv + (token * (heads + p.n_kv_heads) + head) * p.head_dim;
     const float *rope = p.rope + token * p.head_dim;
     if (head < p.n_heads) {
@@ -136,9 +142,9 @@ void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, in
                            s->n_kv_heads,
                            s->head_dim,
                            s->norm_eps};
-    rope_store_kernel<<<dim3((unsigned)n, (unsigned)(s->n_heads + 2 * s->n_kv_heads)), 32, 0,
-                        b->stream>>>(p);
-    cuda_good(b, cudaGetLastError(), "RoPE and the cache store");
+    int heads = s->n_heads + 2 * s->n_kv_heads;
+    dim3 grid((unsigned)n, (unsigned)((heads + HEADS - 1) / HEADS));
+    launch_next(b, "RoPE and the cache store", rope_store_kernel, grid, 32 * HEADS, 0, p);
 }
 
 /* ---- reading back ------------------------------------------------------------------------ */
@@ -146,12 +152,12 @@ void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, in
 static __global__ void read_act_kernel(struct act a, int64_t token, int32_t columns, float *out)
 {
     int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    previous_wait();
     if (i < columns) out[i] = __bfloat162float(a.data[act_at(a, token, i)]);
 }
 
 void rows_read_act(struct backend *b, struct act a, int32_t token, int32_t columns, float *out)
 {
-    read_act_kernel<<<(unsigned)((columns + 255) / 256), 256, 0, b->stream>>>(a, token, columns,
-                                                                              out);
-    cuda_good(b, cudaGetLastError(), "reading a buffer");
+    launch_next(b, "reading a buffer", read_act_kernel, dim3((unsigned)((columns + 255) / 256)),
+                256, 0, a, (int64_t)token, columns, out);
 }

@@ -109,6 +109,9 @@ static inline void wait_copy(uint32_t barrier, uint32_t parity)
 static inline void arrival_begin(uint64_t *barrier) { *barrier = 0; }
 static inline void arrivals_begun() {}
 
+static inline void previous_wait() {}
+static inline void next_launch() {}
+
 static inline void sync_named(int id, int threads) { emulator::barrier_sync(id, threads); }
 static inline void arrive_named(int id, int threads) { emulator::barrier_arrive(id, threads); }
 
