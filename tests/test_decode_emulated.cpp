@@ -42,12 +42,14 @@ struct weights {
         values.resize((size_t)(rows * columns));
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < columns; c++)
-                m.data[at(r, c)] =
-                    __float2bfloat16(values[(size_t)(r * columns + c)] =
-                                         rounded(random_value(1 / sqrtf((float)columns))));
+                m.data[at(r, c)] = __float2bfloat16(values[(size_t)(r * columns + c)] = rounded(
+                                                        random_value(1 / sqrtf((float)columns))));
     }
 
-    ~weights() { free(m.data); }
+    ~weights()
+    {
+        free(m.data);
+    }
 
     /* As struct matrix says. */
     int64_t at(int64_t row, int64_t column) const
@@ -153,12 +155,22 @@ struct rig {
     ~rig()
     {
         decode_close(&b);
-        void *memory[] = {b.cache, b.fragments.normed.data, b.fragments.attn.data,
-                          b.fragments.act.data, b.x, b.squares, b.qkv, b.logits, b.chosen};
+        void *memory[] = {b.cache,
+                          b.fragments.normed.data,
+                          b.fragments.attn.data,
+                          b.fragments.act.data,
+                          b.x,
+                          b.squares,
+                          b.qkv,
+                          b.logits,
+                          b.chosen};
         for (void *p : memory) free(p);
     }
 
-    static void reserve(void **p, size_t n) { cudaMalloc(p, n); }
+    static void reserve(void **p, size_t n)
+    {
+        cudaMalloc(p, n);
+    }
 
     static void inputs(struct act *a, int columns)
     {
@@ -256,13 +268,13 @@ static std::vector<float> forward(const rig &r, const sequence &q, bool norms)
         const test_layer &l = *r.layers[(size_t)i];
         std::vector<float> in = half_normed(x, l.input_norm, s.norm_eps, &scale), qkv, act;
         for (int64_t row = 0; row < l.qkv.m.rows; row++)
-            qkv.push_back((float)(l.qkv.dot(row, in) * scale +
-                                  (norms ? 0 : l.bias.data[(size_t)row])));
+            qkv.push_back(
+                (float)(l.qkv.dot(row, in) * scale + (norms ? 0 : l.bias.data[(size_t)row])));
         for (int h = 0; h < s.n_heads + s.n_kv_heads; h++)
             turn(qkv, h * s.head_dim, s.head_dim, q.rope,
-                 !norms            ? NULL
+                 !norms          ? NULL
                  : h < s.n_heads ? &l.q_norm
-                                   : &l.k_norm,
+                                 : &l.k_norm,
                  s.norm_eps);
         std::vector<float> attn = attend(r, i, q, qkv);
         for (int64_t row = 0; row < s.hidden; row++)
@@ -295,7 +307,8 @@ static int check_step(rig &r, bool norms, const std::vector<int> &before)
         sequence q;
         q.position = before[(size_t)i];
         q.token = (7 * i + 3) % s.vocab;
-        for (int k = 0; k <= q.position / KV_BLOCK; k++) q.blocks.push_back(next_block++ * 13 % 599);
+        for (int k = 0; k <= q.position / KV_BLOCK; k++)
+            q.blocks.push_back(next_block++ * 13 % 599);
         ids.push_back(i == 1 ? -1 - 2 : q.token); /* one is known to the device only */
         if (i == 1) r.b.chosen[2] = {q.token, LINNET_OK};
         positions.push_back(q.position);
@@ -318,7 +331,8 @@ static int check_step(rig &r, bool norms, const std::vector<int> &before)
                 for (int kv = 0; kv < s.n_kv_heads; kv++)
                     for (int i = 0; i < s.head_dim; i++)
                         slot_of(r, layer, 0, q, key, kv)[i] = __float2bfloat16(random_value(1)),
-                        slot_of(r, layer, 1, q, key, kv)[i] = __float2bfloat16(random_value(1));
+                                                     slot_of(r, layer, 1, q, key, kv)[i] =
+                                                         __float2bfloat16(random_value(1));
     struct step step = {};
     step.n_tokens = step.n_seqs = step.n_logits = n;
     step.max_blocks = WIDTH;

@@ -21,7 +21,9 @@
 
 struct dim3 {
     unsigned x, y, z;
-    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z)
+    {
+    }
 };
 
 struct float2 {
@@ -39,18 +41,39 @@ struct uint2 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-static inline float2 make_float2(float x, float y) { return {x, y}; }
-static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline float2 make_float2(float x, float y)
+{
+    return {x, y};
+}
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
+static inline int2 make_int2(int x, int y)
+{
+    return {x, y};
+}
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
 {
     return {x, y, z, w};
 }
 
-static inline int max(int a, int b) { return a > b ? a : b; }
-static inline int min(int a, int b) { return a < b ? a : b; }
-template <class T> static inline T __ldcg(const T *p) { return *p; }
-static inline float __fdividef(float a, float b) { return a / b; }
+static inline int max(int a, int b)
+{
+    return a > b ? a : b;
+}
+static inline int min(int a, int b)
+{
+    return a < b ? a : b;
+}
+template <class T> static inline T __ldcg(const T *p)
+{
+    return *p;
+}
+static inline float __fdividef(float a, float b)
+{
+    return a / b;
+}
 #define __expf expf
 static inline float __uint_as_float(unsigned v)
 {

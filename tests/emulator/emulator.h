@@ -172,13 +172,19 @@ inline void barrier_sync(int id, int n)
 #define blockIdx  (emulator::current->block->id)
 inline emulator::index gridDim;
 
-static inline void __syncthreads() { emulator::barrier_sync(0, (int)emulator::threads); }
+static inline void __syncthreads()
+{
+    emulator::barrier_sync(0, (int)emulator::threads);
+}
 static inline void __syncwarp()
 {
     int all[32];
     emulator::exchange(0, all);
 }
-static inline void __nanosleep(unsigned) { emulator::yield(); }
+static inline void __nanosleep(unsigned)
+{
+    emulator::yield();
+}
 template <class T> static inline T __shfl_sync(unsigned, T v, int lane)
 {
     return emulator::shuffle(v, lane);

@@ -52,7 +52,9 @@ template <int SIZE> static inline void copy_async(void *to, const void *from, bo
     emulator::current->copies.push_back({to, there ? from : nullptr, SIZE});
 }
 
-static inline void copy_commit(void) {}
+static inline void copy_commit(void)
+{
+}
 
 template <int N> static inline void copy_wait(void)
 {
@@ -78,8 +80,14 @@ static inline void load_8x8(uint32_t r[4], const bf16 *row, bool transposed)
     }
 }
 
-static inline void ldmatrix(uint32_t r[4], const bf16 *row) { load_8x8(r, row, false); }
-static inline void ldmatrix_transposed(uint32_t r[4], const bf16 *row) { load_8x8(r, row, true); }
+static inline void ldmatrix(uint32_t r[4], const bf16 *row)
+{
+    load_8x8(r, row, false);
+}
+static inline void ldmatrix_transposed(uint32_t r[4], const bf16 *row)
+{
+    load_8x8(r, row, true);
+}
 
 static inline uint4 load_shared(uint32_t address)
 {
@@ -106,16 +114,34 @@ static inline void wait_copy(uint32_t barrier, uint32_t parity)
     emulator::wait([=] { return has_come(at, parity); });
 }
 
-static inline void arrival_begin(uint64_t *barrier) { *barrier = 0; }
-static inline void arrivals_begun() {}
+static inline void arrival_begin(uint64_t *barrier)
+{
+    *barrier = 0;
+}
+static inline void arrivals_begun()
+{
+}
 
-static inline void previous_wait() {}
-static inline void next_launch() {}
+static inline void previous_wait()
+{
+}
+static inline void next_launch()
+{
+}
 
-static inline void sync_named(int id, int threads) { emulator::barrier_sync(id, threads); }
-static inline void arrive_named(int id, int threads) { emulator::barrier_arrive(id, threads); }
+static inline void sync_named(int id, int threads)
+{
+    emulator::barrier_sync(id, threads);
+}
+static inline void arrive_named(int id, int threads)
+{
+    emulator::barrier_arrive(id, threads);
+}
 
-static inline void signal_add(unsigned *signal) { ++*signal; }
+static inline void signal_add(unsigned *signal)
+{
+    ++*signal;
+}
 static inline void signal_await(const unsigned *signal, unsigned target)
 {
     emulator::wait([=] { return (int)(*(volatile const unsigned *)signal - target) >= 0; });
