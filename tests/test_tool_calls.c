@@ -265,6 +265,7 @@ static void no_calls(void **state)
         SAME(CALL "{"),
         SAME(CALL "{\"a\": \"x"),
         SAME(CALL "{\"a\": 1]}}</tool_call>"),
+        SAME(CALL "{\"a\": [1}]}</tool_call>"),
         SAME(CALL "{\"a\": 01}}</tool_call>"),
         SAME(CALL "{\"a\": 1.}}</tool_call>"),
         SAME(CALL "{\"a\": -}}</tool_call>"),
