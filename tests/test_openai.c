@@ -9,8 +9,9 @@
 
 enum { VOCABULARY = 256 };
 
-/* What openai.c handed to the template last. */
-static char seen_by_template[512];
+/* What openai.c handed to the template last, and what it wrote, "hello" if NULL. */
+static char seen_by_template[1024];
+static const char *written_by_template;
 
 void linnet_free(void *memory)
 {
@@ -34,7 +35,7 @@ linnet_status linnet_tokenize(const linnet_model *model, const char *text, size_
                               int32_t **ids, size_t *n_ids, linnet_error *error)
 {
     (void)model, (void)error;
-    assert_int_equal(flags, LINNET_ADD_SPECIAL | LINNET_PARSE_SPECIAL);
+    assert_true(flags & LINNET_PARSE_SPECIAL);
     *ids = malloc((n + 1) * sizeof **ids);
     for (size_t i = 0; i < n; i++) (*ids)[i] = (unsigned char)text[i];
     *n_ids = n;
@@ -56,13 +57,13 @@ linnet_status linnet_chat_tokenize(const linnet_model *model, const char *reques
                                    char **rendered, size_t *rendered_size, int32_t **ids,
                                    size_t *n_ids, linnet_error *error)
 {
-    assert_null(rendered);
-    assert_null(rendered_size);
+    const char *text = written_by_template ? written_by_template : "hello";
     snprintf(seen_by_template, sizeof seen_by_template, "%.*s", (int)n, request);
     if (strstr(request, "image_url"))
         return error_set(error, LINNET_INVALID, "content part 'image_url' is not supported");
-    return linnet_tokenize(model, "hello", 5, LINNET_ADD_SPECIAL | LINNET_PARSE_SPECIAL, ids, n_ids,
-                           error);
+    *rendered_size = strlen(text);
+    *rendered = strdup(text);
+    return linnet_tokenize(model, text, strlen(text), LINNET_PARSE_SPECIAL, ids, n_ids, error);
 }
 
 const char *linnet_finish_name(linnet_finish finish)
@@ -90,7 +91,7 @@ static linnet_status parse(enum openai_endpoint endpoint, const char *body)
 /* A chat request with one message and these fields more. */
 static linnet_status chat(const char *fields)
 {
-    char body[1024];
+    char body[2048];
     snprintf(body, sizeof body, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]%s%s}",
              *fields ? ", " : "", fields);
     return parse(OPENAI_CHAT, body);
@@ -147,19 +148,26 @@ static void chat_all_fields(void **state)
     assert_true(request.stream && request.include_usage && request.return_token_ids);
 }
 
+#define TOOLS                                                                         \
+    "\"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"get_weather\", " \
+    "\"parameters\": {\"type\": \"object\"}}}, "                                      \
+    "{\"type\": \"function\", \"function\": {\"name\": \"add-2\"}}]"
+
 static void what_the_template_sees(void **state)
 {
     (void)state;
-    assert_ok(chat("\"tools\": [{\"type\": \"function\"}], \"add_generation_prompt\": false, "
-                   "\"chat_template_kwargs\": {\"enable_thinking\": false}, \"seed\": 1"),
+    written_by_template = "a prompt that names get_weather";
+    assert_ok(chat(TOOLS ", \"add_generation_prompt\": false, "
+                         "\"chat_template_kwargs\": {\"enable_thinking\": false}, \"seed\": 1"),
               fault.error);
-    assert_non_null(strstr(seen_by_template, "\"tools\":[{\"type\":\"function\"}]"));
+    assert_non_null(strstr(seen_by_template, "\"tools\":[{\"type\":\"function\","));
     assert_non_null(strstr(seen_by_template, "\"add_generation_prompt\":false"));
     assert_non_null(strstr(seen_by_template, "\"enable_thinking\":false"));
     assert_null(strstr(seen_by_template, "seed"));
-    assert_ok(chat("\"tools\": [{\"type\": \"function\"}], \"tool_choice\": \"none\""),
-              fault.error);
+    assert_ok(chat(TOOLS ", \"tool_choice\": \"none\""), fault.error);
     assert_null(strstr(seen_by_template, "tools"));
+    assert_int_equal(request.n_tools, 0);
+    written_by_template = NULL;
 }
 
 static void other_names_and_nulls(void **state)
@@ -232,8 +240,28 @@ static void refused_fields(void **state)
         {"model", "5"},
         {"model", "\"a\\u0000b\""},
         {"tools", "{}"},
+        {"tools", "[5]"},
+        {"tools", "[{}]"},
+        {"tools", "[{\"type\": \"web_search\"}]"},
+        {"tools", "[{\"type\": \"function\"}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {}}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"\"}}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a b\"}}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\\u0000\"}}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\", "
+                  "\"parameters\": []}}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": "
+                  "\"a2345678901234567890123456789012345678901234567890123456789012345\"}}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"not_in_prompt\"}}]"},
         {"tool_choice", "\"required\""},
+        {"tool_choice", "\"sometimes\""},
+        {"tool_choice", "5"},
         {"tool_choice", "{\"type\": \"function\"}"},
+        {"tool_choice", "{\"type\": \"function\", \"function\": {\"name\": \"f\"}}"},
+        {"parallel_tool_calls", "1"},
+        {"functions", "[{\"name\": \"f\"}]"},
+        {"function_call", "\"auto\""},
+        {"function_call", "{\"name\": \"f\"}"},
         {"chat_template_kwargs", "[]"},
         {"add_generation_prompt", "\"no\""},
         {"response_format", "{\"type\": \"json_object\"}"},
@@ -249,7 +277,7 @@ static void refused_fields(void **state)
         {"reasoning_effort", "\"high\""},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        char fields[128];
+        char fields[256];
         snprintf(fields, sizeof fields, "\"%s\": %s", bad[i][0], bad[i][1]);
         linnet_status status = chat(fields);
         if (openai_http_status(status) != 400) fail_msg("%s was accepted", fields);
@@ -261,9 +289,10 @@ static void refused_fields(void **state)
     }
     assert_int_not_equal(chat("\"max_tokens\": 2, \"min_tokens\": 3"), LINNET_OK);
     assert_string_equal(fault.field, "min_tokens");
-    assert_int_not_equal(chat("\"tools\": [], \"parallel_tool_calls\": false"), LINNET_OK);
-    assert_string_equal(fault.field, "parallel_tool_calls");
 }
+
+#define MESSAGE(more)  "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", " more "}]}"
+#define CALL_OF(words) "{\"function\": {\"name\": \"f\", \"arguments\": " words "}}"
 
 static void refused_messages(void **state)
 {
@@ -279,6 +308,19 @@ static void refused_messages(void **state)
         "{\"messages\": [{\"role\": \"user\"}]}",
         "{\"messages\": [{\"role\": \"user\", \"content\": 5}]}",
         "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]}",
+        "{\"messages\": [{\"role\": \"function\", \"name\": \"f\", \"content\": \"1\"}]}",
+        MESSAGE("\"function_call\": {\"name\": \"f\"}"),
+        MESSAGE("\"tool_calls\": 5"),
+        MESSAGE("\"tool_calls\": [5]"),
+        MESSAGE("\"tool_calls\": [{\"type\": \"function\"}]"),
+        MESSAGE("\"tool_calls\": [{\"type\": \"x\", \"function\": {\"name\": \"f\"}}]"),
+        MESSAGE("\"tool_calls\": [{\"function\": {\"name\": \"a b\"}}]"),
+        MESSAGE("\"tool_calls\": [" CALL_OF("\"{\"") "]"),
+        MESSAGE("\"tool_calls\": [" CALL_OF("\"5\"") "]"),
+        MESSAGE("\"tool_calls\": [" CALL_OF("[]") "]"),
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"\", \"tool_calls\": [" CALL_OF(
+            "\"{}\"") "]}]}",
+        "{\"messages\": [{\"role\": \"tool\", \"content\": \"1\", \"tool_call_id\": 5}]}",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         if (parse(OPENAI_CHAT, bad[i]) == LINNET_OK) fail_msg("%s was accepted", bad[i]);
@@ -325,6 +367,97 @@ static void completion_prompts(void **state)
         if (parse(OPENAI_COMPLETIONS, bad[i]) == LINNET_OK) fail_msg("%s was accepted", bad[i]);
         assert_string_equal(fault.field, "prompt");
     }
+}
+
+/* ---- tools --------------------------------------------------------------------------------- */
+
+/* Arguments become objects, absent contents become "", everything else stays as it was. */
+static void calls_in_messages(void **state)
+{
+    (void)state;
+    assert_ok(
+        parse(OPENAI_CHAT,
+              "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"},"
+              "{\"role\": \"assistant\", \"content\": null, \"reasoning\": \"r\", \"tool_calls\": ["
+              "{\"id\": \"call_1\", \"type\": \"function\", \"function\": {\"name\": \"f\", "
+              "\"arguments\": \"{\\\"b\\\": 1.0, \\\"a\\\": [\\\"\\u00e9\\\"]}\"}},"
+              "{\"function\": {\"name\": \"f\", \"arguments\": {\"c\": 2}}},"
+              "{\"function\": {\"name\": \"f\", \"arguments\": \"\"}},"
+              "{\"function\": {\"name\": \"f\"}}]},"
+              "{\"role\": \"tool\", \"tool_call_id\": \"call_1\", \"content\": \"3\"}]}"),
+        fault.error);
+    assert_string_equal(
+        seen_by_template,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},"
+        "{\"role\":\"assistant\",\"content\":\"\",\"reasoning\":\"r\",\"tool_calls\":["
+        "{\"id\":\"call_1\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+        "\"arguments\":{\"b\":1.0,\"a\":[\"\xC3\xA9\"]}}},"
+        "{\"function\":{\"name\":\"f\",\"arguments\":{\"c\":2}}},"
+        "{\"function\":{\"name\":\"f\",\"arguments\":{}}},"
+        "{\"function\":{\"name\":\"f\",\"arguments\":{}}}],\"reasoning_content\":\"r\"},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":\"3\"}]}");
+}
+
+static void too_many_tools(void **state)
+{
+    (void)state;
+    for (size_t n = 128; n <= 129; n++) {
+        json_t *tools = json_array(), *body;
+        for (size_t i = 0; i < n; i++)
+            json_array_append_new(
+                tools, json_pack("{s:s,s:{s:s}}", "type", "function", "function", "name", "hello"));
+        body = json_pack("{s:[{s:s,s:s}],s:o}", "messages", "role", "user", "content", "x", "tools",
+                         tools);
+        openai_request_free(&request);
+        linnet_status status = openai_request_parse(NULL, OPENAI_CHAT, body, &request, &fault);
+        assert_int_equal(status == LINNET_OK, n == 128);
+        json_decref(body);
+    }
+    assert_string_equal(fault.field, "tools");
+}
+
+/* A demanded call is begun behind the prompt, in the form that the template asks for. */
+static void demanded_calls(void **state)
+{
+    (void)state;
+    static const char hermes[] = "get_weather <tool_call>\n",
+                      llama[] =
+                          "get_weather {\"name\": function name, \"parameters\": dictionary}\n";
+    static const char thinking[] = "get_weather <tool_call> assistant\n<think>\n";
+    static const char required[] = "\"tool_choice\": \"required\"";
+    static const char named[] = "\"tool_choice\": {\"type\": \"function\", \"function\": "
+                                "{\"name\": \"add-2\"}}";
+    static const struct {
+        const char *prompt, *choice, *prefix;
+    } cases[] = {
+        {hermes, required, "<tool_call>\n{\"name\":"},
+        {hermes, named, "<tool_call>\n{\"name\": \"add-2\", \"arguments\":"},
+        {llama, required, "{\"name\":"},
+        {llama, named, "{\"name\": \"add-2\", \"parameters\":"},
+        {thinking, required, "\n</think>\n\n<tool_call>\n{\"name\":"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char fields[512], ids[256];
+        snprintf(fields, sizeof fields, TOOLS ", %s", cases[i].choice);
+        written_by_template = cases[i].prompt;
+        assert_ok(chat(fields), fault.error);
+        assert_string_equal(request.answer_prefix, cases[i].prefix);
+        size_t n = request.prompts[0].n;
+        for (size_t k = 0; k < n; k++) ids[k] = (char)request.prompts[0].ids[k];
+        ids[n] = 0;
+        assert_int_equal(strncmp(ids, cases[i].prompt, strlen(cases[i].prompt)), 0);
+        assert_string_equal(ids + strlen(cases[i].prompt), cases[i].prefix);
+    }
+    written_by_template = "get_weather [AVAILABLE_TOOLS]";
+    assert_int_equal(chat(TOOLS ", \"tool_choice\": \"required\""), LINNET_UNSUPPORTED);
+    assert_string_equal(fault.field, "tool_choice");
+    assert_ok(chat(TOOLS ", \"tool_choice\": \"auto\""), fault.error);
+    assert_null(request.answer_prefix);
+    written_by_template = hermes;
+    assert_int_equal(
+        chat(TOOLS ", \"tool_choice\": \"required\", \"add_generation_prompt\": false"),
+        LINNET_INVALID);
+    written_by_template = NULL;
 }
 
 /* ---- responses ----------------------------------------------------------------------------- */
@@ -454,6 +587,142 @@ static void without_logprobs(void **state)
     json_decref(json);
 }
 
+/* ---- answers with calls and reasoning -------------------------------------------------------- */
+
+/* An answer to a chat with tools, a token a byte. */
+static struct openai_answer answer_of(const char *fields, const char *prompt, const char *text,
+                                      linnet_finish how)
+{
+    struct openai_answer answer = {0};
+    written_by_template = prompt;
+    assert_ok(chat(fields), fault.error);
+    written_by_template = NULL;
+    openai_answer_start(&answer, &request);
+    for (size_t i = 0; text[i]; i++) {
+        const char piece[2] = {text[i], 0};
+        token(&answer, (unsigned char)text[i], piece);
+    }
+    finish(&answer, how, "");
+    return answer;
+}
+
+static const char hermes_prompt[] = "get_weather <tool_call>";
+static const char two_calls[] =
+    "<think>\nhm\n</think>\n\nSee:\n<tool_call>\n{\"name\": \"add-2\", \"arguments\": {\"a\":  "
+    "[1]}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\"}\n</tool_call>";
+
+static void response_with_calls(void **state)
+{
+    (void)state;
+    struct openai_answer answer = answer_of(TOOLS, hermes_prompt, two_calls, LINNET_FINISH_STOP);
+    assert_string_equal(answer.text.data, two_calls);
+    json_t *json = respond(&answer, 1);
+    assert_text(json, "choices.0.finish_reason", "tool_calls");
+    assert_text(json, "choices.0.message.content", "See:");
+    assert_text(json, "choices.0.message.reasoning_content", "hm");
+    assert_int_equal(json_array_size(at(json, "choices.0.message.tool_calls")), 2);
+    assert_text(json, "choices.0.message.tool_calls.0.type", "function");
+    assert_text(json, "choices.0.message.tool_calls.0.function.name", "add-2");
+    assert_text(json, "choices.0.message.tool_calls.0.function.arguments", "{\"a\":  [1]}");
+    assert_text(json, "choices.0.message.tool_calls.1.function.name", "get_weather");
+    assert_text(json, "choices.0.message.tool_calls.1.function.arguments", "{}");
+    const char *first = json_string_value(at(json, "choices.0.message.tool_calls.0.id"));
+    const char *second = json_string_value(at(json, "choices.0.message.tool_calls.1.id"));
+    assert_int_equal(strlen(first), strlen("call_") + 24);
+    assert_int_equal(strncmp(first, "call_", 5), 0);
+    assert_string_not_equal(first, second);
+    assert_true(json_integer_value(at(json, "usage.completion_tokens_details.reasoning_tokens")) >
+                0);
+    json_decref(json);
+}
+
+static void response_without_content(void **state)
+{
+    (void)state;
+    struct openai_answer answer = answer_of(
+        TOOLS ", \"tool_choice\": \"required\", \"parallel_tool_calls\": false", hermes_prompt,
+        " \"add-2\", \"arguments\": {}}\n</tool_call>and more", LINNET_FINISH_CANCELLED);
+    assert_true(openai_answer_is_closed(&answer));
+    json_t *json = respond(&answer, 1);
+    assert_text(json, "choices.0.finish_reason", "tool_calls");
+    assert_true(json_is_null(at(json, "choices.0.message.content")));
+    assert_text(json, "choices.0.message.tool_calls.0.function.name", "add-2");
+    assert_null(json_object_get(at(json, "choices.0.message"), "reasoning_content"));
+    assert_null(json_object_get(at(json, "usage"), "completion_tokens_details"));
+    json_decref(json);
+
+    static const char cut[] = "<tool_call>{\"name\": \"add-2\", \"arguments\": {\"a\": ";
+    answer = answer_of(TOOLS, hermes_prompt, cut, LINNET_FINISH_LENGTH);
+    json = respond(&answer, 1);
+    assert_text(json, "choices.0.finish_reason", "length");
+    assert_text(json, "choices.0.message.content", cut);
+    assert_null(json_object_get(at(json, "choices.0.message"), "tool_calls"));
+    json_decref(json);
+
+    answer = answer_of("", NULL, "<think>all of it", LINNET_FINISH_LENGTH);
+    json = respond(&answer, 1);
+    assert_true(json_is_null(at(json, "choices.0.message.content")));
+    assert_text(json, "choices.0.message.reasoning_content", "all of it");
+    json_decref(json);
+
+    answer = answer_of("", "prompt <think>\n", "so\n</think>\n\nYes", LINNET_FINISH_STOP);
+    json = respond(&answer, 1);
+    assert_text(json, "choices.0.message.content", "Yes");
+    assert_text(json, "choices.0.message.reasoning_content", "so");
+    json_decref(json);
+
+    answer = answer_of("", NULL, strstr(two_calls, "See:"),
+                       LINNET_FINISH_STOP); /* no tools: only text */
+    json = respond(&answer, 1);
+    assert_text(json, "choices.0.finish_reason", "stop");
+    assert_text(json, "choices.0.message.content", strstr(two_calls, "See:"));
+    json_decref(json);
+}
+
+/* What a client adds up from the chunks is what the whole message says. */
+static void chunks(void **state)
+{
+    (void)state;
+    struct openai_answer answer = answer_of(TOOLS, hermes_prompt, two_calls, LINNET_FINISH_STOP);
+    char content[64] = "", reasoning[64] = "", arguments[2][64] = {"", ""};
+    size_t n_begun = 0, n_chunks = 0;
+    for (size_t i = 0, end; i < answer.n_deltas; i = end, n_chunks++) {
+        end = openai_delta_join(&answer, i);
+        assert_true(end > i && end <= answer.n_deltas);
+        json_t *delta = openai_delta(&answer, i, end);
+        assert_int_equal(json_object_size(delta), 1);
+        const char *text = json_string_value(json_object_get(delta, "content"));
+        if (text) strcat(content, text);
+        text = json_string_value(json_object_get(delta, "reasoning_content"));
+        if (text) strcat(reasoning, text);
+        json_t *calls = json_object_get(delta, "tool_calls");
+        if (calls) {
+            size_t index = (size_t)json_integer_value(at(calls, "0.index"));
+            json_t *call = at(calls, "0");
+            if (json_object_get(call, "id")) {
+                assert_int_equal(index, n_begun++);
+                assert_text(call, "type", "function");
+                assert_text(call, "function.name", index ? "get_weather" : "add-2");
+                assert_text(call, "function.arguments", "");
+            } else {
+                assert_null(json_object_get(call, "type"));
+                assert_null(json_object_get(at(call, "function"), "name"));
+            }
+            strcat(arguments[index], json_string_value(at(call, "function.arguments")));
+        }
+        json_decref(delta);
+    }
+    assert_string_equal(content, "See:");
+    assert_string_equal(reasoning, "hm");
+    assert_string_equal(arguments[0], "{\"a\":  [1]}");
+    assert_string_equal(arguments[1], "{}");
+    assert_int_equal(n_begun, 2);
+    assert_int_equal(n_chunks, 6);
+    assert_true(answer.n_deltas > n_chunks); /* a token a byte: they came one by one */
+    assert_string_equal(openai_finish_reason(&answer), "tool_calls");
+    openai_answer_free(&answer);
+}
+
 static void errors(void **state)
 {
     (void)state;
@@ -508,6 +777,12 @@ int main(void)
         cmocka_unit_test(refused_fields),
         cmocka_unit_test(refused_messages),
         cmocka_unit_test(completion_prompts),
+        cmocka_unit_test(calls_in_messages),
+        cmocka_unit_test(too_many_tools),
+        cmocka_unit_test(demanded_calls),
+        cmocka_unit_test(response_with_calls),
+        cmocka_unit_test(response_without_content),
+        cmocka_unit_test(chunks),
         cmocka_unit_test(chat_response),
         cmocka_unit_test(completion_response),
         cmocka_unit_test(without_logprobs),

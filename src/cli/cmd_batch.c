@@ -126,6 +126,8 @@ static linnet_status submit(struct item *item)
         item->n_answers = 0;
         return error_memory(&item->fault.error, "the answers", n * sizeof *item->answers);
     }
+    for (size_t i = 0; i < item->n_answers; i++)
+        openai_answer_start(&item->answers[i], &item->request);
     for (size_t i = 0; i < r->n_prompts; i++) {
         item->parts[i] = (struct openai_part){item, i * n, 0};
         r->request.prompt = r->prompts[i].ids;

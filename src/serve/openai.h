@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/limits.h"
 #include "base/strbuf.h"
+#include "serve/tool_calls.h"
 
 enum openai_endpoint { OPENAI_CHAT, OPENAI_COMPLETIONS };
 
@@ -32,6 +33,15 @@ struct openai_request {
     size_t n_prompts;
     bool stream, include_usage, return_token_ids;
     char *model; /* as asked for; NULL if not */
+
+    /* Chat: how the answers' text is read (see openai_answer_start). */
+    char **tools; /* names of the functions that may be called; none with tool_choice "none" */
+    size_t n_tools;
+    const char *chosen_tool; /* by tool_choice, one of tools; NULL: any */
+    bool call_demanded;      /* tool_choice "required" or a name */
+    bool one_call;           /* an answer ends with its first call */
+    bool in_reasoning;       /* the prompt's template opened <think> */
+    char *answer_prefix;     /* what was put behind the prompt to demand a call; NULL: nothing */
 
     linnet_logit_bias *logit_bias; /* what request points at */
     char **stop;
@@ -65,9 +75,36 @@ struct openai_token {
     size_t text_offset;      /* where its text begins, in bytes */
 };
 
+enum { OPENAI_ID_SIZE = 40 };
+
+struct openai_call {
+    char id[OPENAI_ID_SIZE]; /* "call_..." */
+    char name[TOOL_NAME_SIZE];
+    struct strbuf arguments; /* JSON text of an object once complete */
+    bool complete;           /* false: still growing, or no call after all */
+};
+
+/* A piece of a chat answer in the order in which a stream tells them. */
+struct openai_delta {
+    enum tool_event_type type; /* all but TOOL_CALL_END and TOOL_CALL_ABANDONED */
+    size_t call;               /* of openai_answer.calls; TOOL_CALL_* */
+    size_t begin, size;        /* bytes of content, reasoning or the call's arguments */
+};
+
 /* One choice as it grows. Zeroed at first; not locked. */
 struct openai_answer {
-    struct strbuf text;
+    struct strbuf text; /* all of it, as the model wrote it */
+
+    /* The same text told apart: only after openai_answer_start. */
+    bool is_parsed;
+    struct tool_parser parser;
+    struct strbuf content, reasoning;
+    struct openai_call *calls; /* also those that turned out to be none: see complete */
+    size_t n_calls, call_capacity;
+    struct openai_delta *deltas;
+    size_t n_deltas, delta_capacity;
+    int32_t reasoning_tokens;
+
     struct openai_token *tokens;
     size_t n_tokens, token_capacity;
     linnet_logprob *top;
@@ -80,8 +117,38 @@ struct openai_answer {
     linnet_timings timings;
 };
 
+/*
+ * Before the first event of a chat's choice: tells its text apart into reasoning, content and tool
+ * calls as the request wants it. The request must outlive the answer. Without this call an answer
+ * has only its text.
+ */
+void openai_answer_start(struct openai_answer *answer, const struct openai_request *request);
 void openai_answer_add(struct openai_answer *answer, const linnet_event *event);
 void openai_answer_free(struct openai_answer *answer);
+
+/* Nothing more of this answer will be told: with parallel_tool_calls false its call has come. */
+bool openai_answer_is_closed(const struct openai_answer *answer);
+
+/* "stop", "length", "tool_calls", ...: a stop after at least one complete call is "tool_calls". */
+const char *openai_finish_reason(const struct openai_answer *answer);
+
+/* {"role", "content", "refusal", "reasoning_content", "tool_calls"}, the last two only where there
+ * are any; content is null where there is nothing but calls or reasoning. */
+json_t *openai_message(const struct openai_answer *answer);
+
+/*
+ * A stream: after each openai_answer_add, what is new are deltas[sent..n_deltas), where `sent` is
+ * the writer's own counter (begin with 0; openai_answer_start may already have added some); each
+ * becomes the "delta" of a chunk:
+ *     {"content": ...}, {"reasoning_content": ...},
+ *     {"tool_calls": [{"index", "id", "type", "function": {"name", "arguments": ""}}]}, then
+ *     {"tool_calls": [{"index", "function": {"arguments": ...}}]}
+ * The role chunk before and the finish chunk after (openai_finish_reason) are the writer's.
+ * Neighbours of one kind may be sent as one: openai_delta_join says where the next chunk begins.
+ */
+json_t *openai_delta(const struct openai_answer *answer, size_t first, size_t end);
+/* The end of the run of deltas from `first` on that one chunk can carry. */
+size_t openai_delta_join(const struct openai_answer *answer, size_t first);
 
 struct openai_reply {
     const char *id; /* "chatcmpl-..." or "cmpl-...": see openai_make_id */
@@ -92,15 +159,14 @@ struct openai_reply {
 };
 
 /* "chatcmpl-" or "cmpl-" and 24 hexadecimal digits. */
-enum { OPENAI_ID_SIZE = 40 };
 void openai_make_id(enum openai_endpoint endpoint, char id[OPENAI_ID_SIZE]);
 
 /* The body of a whole response; NULL out of memory. */
 json_t *openai_response(const linnet_model *model, const struct openai_request *request,
                         const struct openai_reply *reply);
 
-/* {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}: a prompt counts
- * once, however many answers it has. */
+/* {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"} and, where there
+ * was reasoning, "completion_tokens_details": a prompt counts once, however many answers it has. */
 json_t *openai_usage(const struct openai_answer *answers, size_t n_answers, size_t n_per_prompt);
 
 /* JSON has no infinity: -9999 is what other servers say. */

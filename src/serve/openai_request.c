@@ -3,52 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "serve/openai.h"
-
-/* What every step of the parser works on. */
-struct parser {
-    const linnet_model *model;
-    const json_t *body;
-    struct openai_request *out;
-    struct openai_fault *fault;
-    linnet_model_info info;
-};
-
-static linnet_status blame(struct parser *p, const char *field, linnet_status status)
-{
-    snprintf(p->fault->field, sizeof p->fault->field, "%s", field);
-    return status;
-}
-
-#define FAIL(p, field, status, ...) \
-    blame(p, field, error_set(&(p)->fault->error, status, __VA_ARGS__))
-
-static linnet_status no_memory(struct parser *p, const char *field)
-{
-    return FAIL(p, field, LINNET_MEMORY, "out of memory: %s of a request", field);
-}
-
-/* The value of a field, NULL if it is absent or null. */
-static const json_t *get(const struct parser *p, const char *field)
-{
-    const json_t *value = json_object_get(p->body, field);
-    return json_is_null(value) ? NULL : value;
-}
-
-static const char *kind_of(const json_t *value)
-{
-    switch (json_typeof(value)) {
-    case JSON_OBJECT: return "an object";
-    case JSON_ARRAY: return "a list";
-    case JSON_STRING: return "a string";
-    case JSON_INTEGER: return "an integer";
-    case JSON_REAL: return "a number with a fraction";
-    case JSON_TRUE: return "true";
-    case JSON_FALSE: return "false";
-    case JSON_NULL: return "null";
-    }
-    return "something else";
-}
+#include "serve/openai_internal.h"
 
 /* ---- fields that are known and not obeyed -------------------------------------------------- */
 
@@ -67,8 +22,6 @@ static const struct {
     {"dry_multiplier", "0|0.0"},
     {"dynatemp_range", "0|0.0"},
     {"echo", "false"},
-    {"function_call", "\"none\""},
-    {"functions", "[]"},
     {"grammar", "\"\""},
     {"guided_choice", ""},
     {"guided_grammar", ""},
@@ -455,27 +408,6 @@ static linnet_status check_messages(struct parser *p)
     return LINNET_OK;
 }
 
-/* Tools go to the template; which of them the model calls is up to the model. */
-static linnet_status check_tools(struct parser *p, bool *use)
-{
-    const json_t *tools = get(p, "tools"), *choice = get(p, "tool_choice");
-    const json_t *parallel = get(p, "parallel_tool_calls");
-    *use = tools != NULL;
-    if (tools && !json_is_array(tools))
-        return FAIL(p, "tools", LINNET_INVALID, "tools: expected a list, found %s", kind_of(tools));
-    const char *name = json_string_value(choice);
-    if (name && strcmp(name, "none") == 0)
-        *use = false;
-    else if (choice && !(name && strcmp(name, "auto") == 0))
-        return FAIL(p, "tool_choice", LINNET_UNSUPPORTED,
-                    "tool_choice: this version supports \"auto\" and \"none\"");
-    if (*use && json_is_false(parallel))
-        return FAIL(p, "parallel_tool_calls", LINNET_UNSUPPORTED,
-                    "parallel_tool_calls: this version does not support false: leave the field "
-                    "out");
-    return LINNET_OK;
-}
-
 static linnet_status add_prompt(struct parser *p, const char *field, int32_t *ids, size_t n)
 {
     struct openai_prompt *prompt = &p->out->prompts[p->out->n_prompts++];
@@ -485,45 +417,53 @@ static linnet_status add_prompt(struct parser *p, const char *field, int32_t *id
 }
 
 /* Only what the template is meant to see goes to the template. */
-static char *template_input(const struct parser *p, bool tools)
+static char *template_input(const struct parser *p, json_t *messages)
 {
-    static const char *const fields[] = {"messages", "tools", "add_generation_prompt",
-                                         "chat_template_kwargs"};
-    json_t *input = json_object();
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        json_t *value = json_object_get(p->body, fields[i]);
-        if (!value || json_is_null(value) || (!tools && strcmp(fields[i], "tools") == 0)) continue;
-        json_object_set(input, fields[i], value);
-    }
+    static const char *const fields[] = {"add_generation_prompt", "chat_template_kwargs"};
+    json_t *input = json_pack("{s:O}", "messages", messages);
+    if (p->out->n_tools) json_object_set(input, "tools", json_object_get(p->body, "tools"));
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (get(p, fields[i]))
+            json_object_set(input, fields[i], json_object_get(p->body, fields[i]));
     char *text = json_dumps(input, JSON_COMPACT);
     json_decref(input);
     return text;
 }
 
+/* The rendered chat's tokens, and what its text says about the answer to come. */
+static linnet_status render_chat(struct parser *p, const char *input)
+{
+    char *rendered = NULL;
+    size_t size = 0, n = 0;
+    int32_t *ids = NULL;
+    linnet_status status = linnet_chat_tokenize(p->model, input, strlen(input), &rendered, &size,
+                                                &ids, &n, &p->fault->error);
+    if (status) return blame(p, "messages", status);
+    status = add_prompt(p, "messages", ids, n);
+    if (!status) status = openai_expect_answer(p, rendered, size);
+    linnet_free(rendered);
+    return status;
+}
+
 static linnet_status read_chat(struct parser *p)
 {
     const json_t *variables = get(p, "chat_template_kwargs");
-    bool tools = false, ignored = true;
+    bool ignored = true;
     linnet_status status;
-    if ((status = check_messages(p)) || (status = check_tools(p, &tools)) ||
+    if ((status = check_messages(p)) || (status = openai_read_tools(p)) ||
         (status = read_bool(p, "add_generation_prompt", &ignored)))
         return status;
     if (variables && !json_is_object(variables))
         return FAIL(p, "chat_template_kwargs", LINNET_INVALID,
                     "chat_template_kwargs: expected an object, found %s", kind_of(variables));
-    char *input = template_input(p, tools);
-    int32_t *ids = NULL;
-    size_t n = 0;
+    json_t *messages = NULL;
+    if ((status = openai_template_messages(p, &messages))) return status;
+    char *input = template_input(p, messages);
+    json_decref(messages);
     p->out->prompts = mem_new(1, sizeof *p->out->prompts);
-    if (!input || !p->out->prompts) {
-        free(input);
-        return no_memory(p, "messages");
-    }
-    status = linnet_chat_tokenize(p->model, input, strlen(input), NULL, NULL, &ids, &n,
-                                  &p->fault->error);
+    status = input && p->out->prompts ? render_chat(p, input) : no_memory(p, "messages");
     free(input);
-    if (status) return blame(p, "messages", status);
-    return add_prompt(p, "messages", ids, n);
+    return status;
 }
 
 static linnet_status read_prompt(struct parser *p, const json_t *value)
@@ -596,5 +536,6 @@ void openai_request_free(struct openai_request *request)
     free(request->stop_ids);
     free(request->logit_bias);
     free(request->model);
+    openai_free_tools(request);
     *request = (struct openai_request){0};
 }

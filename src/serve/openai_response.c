@@ -1,9 +1,6 @@
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
-#include "base/clock.h"
-#include "base/memory.h"
 #include "serve/openai.h"
 
 /* ---- errors -------------------------------------------------------------------------------- */
@@ -34,49 +31,6 @@ json_t *openai_error(const struct openai_fault *fault)
                      "param", param, "code", code);
 }
 
-/* ---- answers as they grow ------------------------------------------------------------------ */
-
-static void add_token(struct openai_answer *a, const linnet_event *event)
-{
-    if (!mem_reserve((void **)&a->tokens, &a->token_capacity, a->n_tokens + 1, sizeof *a->tokens) ||
-        !mem_reserve((void **)&a->top, &a->top_capacity, a->n_top + event->n_top, sizeof *a->top)) {
-        a->failed = true;
-        return;
-    }
-    a->tokens[a->n_tokens++] =
-        (struct openai_token){event->token, event->has_logprobs ? event->logprob : 0, a->n_top,
-                              event->n_top, a->text.size};
-    if (event->n_top) memcpy(a->top + a->n_top, event->top, event->n_top * sizeof *a->top);
-    a->n_top += event->n_top;
-    a->has_logprobs |= event->has_logprobs;
-}
-
-void openai_answer_add(struct openai_answer *answer, const linnet_event *event)
-{
-    answer->prompt_tokens = event->prompt_tokens;
-    answer->cached_tokens = event->cached_tokens;
-    answer->completion_tokens = event->completion_tokens;
-    if (event->type == LINNET_EVENT_PROMPT) return;
-    if (event->type == LINNET_EVENT_TOKEN) add_token(answer, event);
-    if (event->text_size) strbuf_append(&answer->text, event->text, event->text_size);
-    if (event->type != LINNET_EVENT_FINISHED) return;
-    answer->finish = event->finish;
-    answer->timings = event->timings;
-    if (event->error) answer->error = *event->error;
-    if (!answer->failed && !answer->text.failed) return;
-    answer->failed = true;
-    answer->finish = LINNET_FINISH_ERROR;
-    error_memory(&answer->error, "the answer's text", answer->text.size);
-}
-
-void openai_answer_free(struct openai_answer *answer)
-{
-    strbuf_free(&answer->text);
-    free(answer->tokens);
-    free(answer->top);
-    *answer = (struct openai_answer){0};
-}
-
 /* ---- responses ----------------------------------------------------------------------------- */
 
 json_t *openai_text(const char *bytes, size_t n)
@@ -99,18 +53,6 @@ json_t *openai_text(const char *bytes, size_t n)
     text = clean.failed ? NULL : json_stringn(strbuf_cstr(&clean), clean.size);
     strbuf_free(&clean);
     return text;
-}
-
-void openai_make_id(enum openai_endpoint endpoint, char id[OPENAI_ID_SIZE])
-{
-    unsigned char bytes[12];
-    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) {
-        double now = clock_seconds();
-        memset(bytes, 0, sizeof bytes);
-        memcpy(bytes, &now, sizeof now);
-    }
-    int n = snprintf(id, OPENAI_ID_SIZE, "%s-", endpoint == OPENAI_CHAT ? "chatcmpl" : "cmpl");
-    for (size_t i = 0; i < sizeof bytes; i++) n += snprintf(id + n, 3, "%02x", bytes[i]);
 }
 
 json_t *openai_logprob(float logprob)
@@ -191,19 +133,16 @@ static json_t *choice_json(const linnet_model *model, const struct openai_reques
                            const struct openai_answer *a, size_t index)
 {
     bool chat = request->endpoint == OPENAI_CHAT;
-    json_t *text = openai_text(strbuf_cstr(&a->text), a->text.size);
     json_t *choice = json_pack("{s:I}", "index", (json_int_t)index);
     if (chat)
-        json_object_set_new(
-            choice, "message",
-            json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", text, "refusal"));
+        json_object_set_new(choice, "message", openai_message(a));
     else
-        json_object_set_new(choice, "text", text);
+        json_object_set_new(choice, "text", openai_text(strbuf_cstr(&a->text), a->text.size));
     json_t *logprobs = !a->has_logprobs ? json_null()
                        : chat           ? chat_logprobs(model, a)
                                         : completion_logprobs(model, a);
     json_object_set_new(choice, "logprobs", logprobs);
-    json_object_set_new(choice, "finish_reason", json_string(linnet_finish_name(a->finish)));
+    json_object_set_new(choice, "finish_reason", json_string(openai_finish_reason(a)));
     if (!request->return_token_ids) return choice;
     const struct openai_prompt *prompt = &request->prompts[index / (size_t)request->request.n];
     json_t *ids = json_array();
@@ -216,16 +155,18 @@ static json_t *choice_json(const linnet_model *model, const struct openai_reques
 
 json_t *openai_usage(const struct openai_answer *answers, size_t n_answers, size_t n_per_prompt)
 {
-    json_int_t prompt = 0, cached = 0, completion = 0;
+    json_int_t prompt = 0, cached = 0, completion = 0, reasoning = 0;
     for (size_t i = 0; i < n_answers; i++) {
+        reasoning += answers[i].reasoning_tokens;
         completion += answers[i].completion_tokens;
         if (i % n_per_prompt) continue;
         prompt += answers[i].prompt_tokens;
         cached += answers[i].cached_tokens;
     }
-    return json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
+    json_t *details = reasoning ? json_pack("{s:I}", "reasoning_tokens", reasoning) : NULL;
+    return json_pack("{s:I,s:I,s:I,s:{s:I},s:o*}", "prompt_tokens", prompt, "completion_tokens",
                      completion, "total_tokens", prompt + completion, "prompt_tokens_details",
-                     "cached_tokens", cached);
+                     "cached_tokens", cached, "completion_tokens_details", details);
 }
 
 json_t *openai_response(const linnet_model *model, const struct openai_request *request,
