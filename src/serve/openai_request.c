@@ -419,7 +419,7 @@ static linnet_status read_reply(struct parser *p)
         return no_memory(p, "model");
     if ((status = read_i32(p, "n", 1, OPENAI_MAX_CHOICES, &r->n)) ||
         (status = read_bool(p, "return_token_ids", &p->out->return_token_ids)) ||
-        (status = read_logprobs(p)))
+        (status = read_bool(p, "debug", &p->out->debug)) || (status = read_logprobs(p)))
         return status;
     return read_stream(p);
 }
@@ -519,8 +519,10 @@ static linnet_status read_chat(struct parser *p)
         free(input);
         return no_memory(p, "messages");
     }
-    status = linnet_chat_tokenize(p->model, input, strlen(input), NULL, NULL, &ids, &n,
-                                  &p->fault->error);
+    bool debug = p->out->debug;
+    status =
+        linnet_chat_tokenize(p->model, input, strlen(input), debug ? &p->out->rendered : NULL,
+                             debug ? &p->out->rendered_size : NULL, &ids, &n, &p->fault->error);
     free(input);
     if (status) return blame(p, "messages", status);
     return add_prompt(p, "messages", ids, n);
@@ -596,5 +598,6 @@ void openai_request_free(struct openai_request *request)
     free(request->stop_ids);
     free(request->logit_bias);
     free(request->model);
+    linnet_free(request->rendered);
     *request = (struct openai_request){0};
 }
