@@ -149,8 +149,8 @@ static void methods_and_framing(void **state)
     assert_true(client_read(fd, &a, false));
     assert_status(&a, 200);
     /* two at once in one packet */
-    client_send(
-        fd, "GET /health HTTP/1.1\r\nHost: t\r\n\r\nGET /version HTTP/1.1\r\nHost: t\r\n\r\n", 70);
+    client_text(fd,
+                "GET /health HTTP/1.1\r\nHost: t\r\n\r\nGET /version HTTP/1.1\r\nHost: t\r\n\r\n");
     assert_true(client_read(fd, &a, false));
     assert_status(&a, 200);
     assert_true(client_read(fd, &a, false));

@@ -147,6 +147,13 @@ static void keys(void **state)
         ask_with(&site, "POST", chat, wrong[i], "{\"stream\":true}", &a);
         assert_status(&a, 401);
     }
+    static const char with_nul[] = "GET /v1/models HTTP/1.1\r\nHost: t\r\n"
+                                   "Authorization: Bearer k-1234567890abcdef\0x\r\n\r\n";
+    int odd_client = client_open(&site);
+    client_send(odd_client, with_nul, sizeof with_nul - 1);
+    assert_true(client_read(odd_client, &a, false));
+    assert_true(a.status == 401 || a.status == 400);
+    close(odd_client);
     for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
         ask_with(&site, "GET", "/v1/models", right[i], NULL, &a);
         assert_status(&a, 200);

@@ -245,7 +245,7 @@ const struct option_spec option_table[OPTION_COUNT] = {
                                  .help = "tokens that waiting requests may come to, prompts and "
                                          "answers (default 4194304); more get 429"},
     [OPTION_MAX_BODY] = {"max-body", NULL, 0, OPTION_KIND_SIZE, GROUP_SERVER, .argument = "SIZE",
-                         .min = 1024, .max = 1 << 30, .commands = SERVE, .offset = FIELD(max_body),
+                         .min = 1024, .max = 0x1p36, .commands = SERVE, .offset = FIELD(max_body),
                          .help = "longest request (default 8M)"},
     [OPTION_DRAIN_TIMEOUT] = {"drain-timeout", "shutdown-timeout", 0, NUMBER, .group = GROUP_SERVER,
                               .max = 1e6, .commands = SERVE, .offset = FIELD(drain_timeout),

@@ -297,6 +297,8 @@ static json_t *sampling_json(const struct exchange *x)
 {
     const linnet_request *r = &x->request.request;
     const linnet_sampling *p = &r->sampling;
+    int32_t room = x->server->plan.max_model_len - (int32_t)x->request.prompts[0].n;
+    bool endless = r->max_tokens == 0 || r->max_tokens > room;
     json_t *seeds = json_array();
     for (size_t i = 0; i < x->request.n_prompts; i++)
         json_array_append_new(
@@ -305,9 +307,9 @@ static json_t *sampling_json(const struct exchange *x)
                      (double)p->temperature, "top_p", (double)p->top_p, "top_k", p->top_k, "min_p",
                      (double)p->min_p, "repetition_penalty", (double)p->repetition_penalty,
                      "presence_penalty", (double)p->presence_penalty, "frequency_penalty",
-                     (double)p->frequency_penalty, "n", r->n, "max_tokens", r->max_tokens,
-                     "min_tokens", r->min_tokens, "ignore_eos", (int)r->ignore_eos, "logit_bias",
-                     (int)p->n_logit_bias, "seeds", seeds);
+                     (double)p->frequency_penalty, "n", r->n, "max_tokens",
+                     endless ? room : r->max_tokens, "min_tokens", r->min_tokens, "ignore_eos",
+                     (int)r->ignore_eos, "logit_bias", (int)p->n_logit_bias, "seeds", seeds);
 }
 
 static json_t *prompt_json(const struct exchange *x, size_t i)

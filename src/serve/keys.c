@@ -91,6 +91,21 @@ linnet_status keys_load(struct server *s, linnet_error *err)
     return LINNET_OK;
 }
 
+/*
+ * libmicrohttpd before 0.9.77 ends a value at a NUL that the client sent. Its line's end has become
+ * NULs too, so what comes after the first one tells: more text, and this was no key.
+ */
+static bool is_whole(const char *value, size_t n)
+{
+#if MHD_VERSION < 0x00097700
+    return value[n + 1] == 0;
+#else
+    (void)value;
+    (void)n;
+    return true;
+#endif
+}
+
 struct shown {
     const char *bearer, *plain; /* Authorization, x-api-key */
     size_t bearer_size, plain_size;
@@ -146,7 +161,8 @@ bool keys_admit(struct server *s, struct MHD_Connection *connection)
         } else if (shown.n_bearer) {
             key = NULL;
         }
-        if (key && shown.n_bearer <= 1 && shown.n_plain <= 1) known = is_known(s, key, n);
+        if (key && is_whole(key, n) && shown.n_bearer <= 1 && shown.n_plain <= 1)
+            known = is_known(s, key, n);
     }
     pthread_mutex_unlock(&s->mutex);
     return open || known;

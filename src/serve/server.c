@@ -143,13 +143,20 @@ static int loop_timeout(struct server *s, double now)
     return (int)wait;
 }
 
+/* Nothing is left to tell its client, who may well leave. */
+static bool is_answered(const struct exchange *x)
+{
+    if (atomic_load(&x->stage) != STAGE_SENT) return false;
+    return !x->request.stream || (x->stream_ended && x->out_sent == x->out.size);
+}
+
 static void turn(struct server *s)
 {
     struct epoll_event events[64];
     int n = epoll_wait(s->epoll_fd, events, 64, loop_timeout(s, clock_seconds()));
     for (int i = 0; i < n; i++) {
         struct exchange *x = events[i].data.ptr;
-        if (!x) continue; /* the two that only wake us */
+        if (!x || is_answered(x)) continue; /* NULL: the two that only wake us */
         exchange_cancel(x, true);
         http_resume(x);
     }
