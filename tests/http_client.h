@@ -37,15 +37,19 @@ static inline void site_log(void *user, const char *line)
     pthread_mutex_unlock(&site->mutex);
 }
 
+static inline bool site_says(struct site *site, const char *words)
+{
+    pthread_mutex_lock(&site->mutex);
+    bool found = strstr(site->log, words) != NULL;
+    pthread_mutex_unlock(&site->mutex);
+    return found;
+}
+
 /* Waits for what the log says of a request: it is written after the reply. */
 static inline bool site_logged(struct site *site, const char *words)
 {
-    for (double end = clock_seconds() + 10; clock_seconds() < end; usleep(2000)) {
-        pthread_mutex_lock(&site->mutex);
-        bool found = strstr(site->log, words) != NULL;
-        pthread_mutex_unlock(&site->mutex);
-        if (found) return true;
-    }
+    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(2000))
+        if (site_says(site, words)) return true;
     return false;
 }
 

@@ -187,8 +187,8 @@ static void keys(void **state)
     ask_with(&site, "GET", "/v1/models", "Authorization: Bearer another\r\n", NULL, &a);
     assert_status(&a, 200);
     assert_true(site_logged(&site, " 401 "));
-    assert_null(strstr(site.log, "k-123"));
-    assert_null(strstr(site.log, "another"));
+    assert_false(site_says(&site, "k-123"));
+    assert_false(site_says(&site, "another"));
     site_close(&site);
 
     static const char *const bad[] = {"", "a b", "caf\xC3\xA9"};
@@ -258,8 +258,8 @@ static void slow_reader(void **state)
         ask(&site, "POST", completions, quick, &a);
         assert_status(&a, 200);
     }
-    assert_quiet(&site); /* cut off, or all of it generated */
-    assert_true(site_logged(&site, "answer"));
+    assert_true(site_logged(&site, "client left")); /* cut off */
+    assert_quiet(&site);
     close(fd);
     site_close(&site);
 }
@@ -319,7 +319,7 @@ static void loading_and_draining(void **state)
 
     int last = client_open(&site);
     client_ask(last, "POST", completions, "",
-               "{\"prompt\":[40],\"max_tokens\":4000,\"ignore_eos\":true}");
+               "{\"prompt\":[40],\"max_tokens\":1000,\"ignore_eos\":true}");
     await_running(&site, 1, 0);
     server_drain(site.server);
     assert_false(server_wait_idle(site.server, 0));
@@ -485,7 +485,7 @@ static void log_lines(void **state)
     assert_int_equal(json_integer_value(json_object_get(line, "completion_tokens")), 3);
     assert_string_equal(json_string_value(json_object_get(line, "finish_reason")), "length");
     json_decref(line);
-    assert_null(strstr(site.log, "sesame"));
+    assert_false(site_says(&site, "sesame"));
     ask(&site, "GET", "/metrics", NULL, &a);
     static const char *const rows[] = {
         "linnet:request_success_total{model_name=\"qwen3-tiny\",engine=\"0\",finished_reason="

@@ -347,6 +347,7 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
     if (!x) return;
     if (why == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED && x->outcome == 499) x->outcome = 408;
     *context = NULL;
+    if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK) exchange_cancel(x, true);
     exchange_end(x);
 }
 
