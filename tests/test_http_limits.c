@@ -405,6 +405,13 @@ static void too_large(void **state)
     strbuf_text(&body, "}");
     ask(&site, "POST", completions, strbuf_cstr(&body), &a);
     assert_status(&a, 400);
+    assert_holds(strbuf_cstr(&a.body), "within one another");
+    /* in a text they are none */
+    ask(&site, "POST", "/tokenize",
+        "{\"prompt\":\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
+        "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\\\"[\"}",
+        &a);
+    assert_status(&a, 200);
     strbuf_free(&body);
     site_close(&site);
 }

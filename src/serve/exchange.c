@@ -59,13 +59,19 @@ void exchange_end(struct exchange *x)
     else
         s->exchanges = x->next;
     if (x->next) x->next->previous = x->previous;
-    s->body_bytes -= x->body_seen;
+    atomic_fetch_sub(&s->body_bytes, atomic_exchange(&x->body_held, 0));
     if (x->counted && atomic_fetch_sub(&s->n_working, 1) == 1) {
         pthread_mutex_lock(&s->mutex);
         pthread_cond_broadcast(&s->idle);
         pthread_mutex_unlock(&s->mutex);
     }
     exchange_release(x);
+}
+
+void exchange_free_body(struct exchange *x)
+{
+    strbuf_free(&x->body);
+    atomic_fetch_sub(&x->server->body_bytes, atomic_exchange(&x->body_held, 0));
 }
 
 void exchange_cancel(struct exchange *x, bool gone)

@@ -257,15 +257,17 @@ static enum MHD_Result receive(struct exchange *x, const char *bytes, size_t n)
     struct peer *peer = peer_of(x->connection);
     size_t limit = (size_t)s->options.max_body;
     if (peer) peer->deadline += (double)n / BODY_SLOWEST;
-    if (atomic_load(&x->stage) != STAGE_RECEIVING) return n > limit ? MHD_NO : MHD_YES;
     x->body_seen += n;
-    s->body_bytes += n;
     if (x->body_seen > 2 * limit) return MHD_NO; /* chunks without end */
-    if (s->body_bytes > ALL_BODIES * limit) x->body_refused = true;
-    if (x->body_seen > limit || x->body_refused)
-        strbuf_free(&x->body);
-    else
+    if (atomic_load(&x->stage) != STAGE_RECEIVING) return MHD_YES;
+    if (atomic_load(&s->body_bytes) + n > ALL_BODIES * limit) x->body_refused = true;
+    if (x->body_seen > limit || x->body_refused) {
+        exchange_free_body(x);
+    } else {
         strbuf_append(&x->body, bytes, n);
+        atomic_fetch_add(&x->body_held, n);
+        atomic_fetch_add(&s->body_bytes, n);
+    }
     return MHD_YES;
 }
 

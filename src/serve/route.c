@@ -102,13 +102,37 @@ static void get_metrics(struct exchange *x)
 
 /* ---- by a worker --------------------------------------------------------------------------- */
 
-/* The body as a JSON object, or NULL and the reply is set. */
+/* Could the text's values be more, or deeper in one another, than is allowed? Before any is made.
+ */
+static bool is_excessive(const struct strbuf *text)
+{
+    size_t depth = 0, n = 0;
+    bool string = false;
+    for (size_t i = 0; i < text->size; i++) {
+        char c = text->data[i];
+        if (string && c == '\\') i++;
+        if (c == '"') string = !string;
+        if (string) continue;
+        if (c == '[' || c == '{') depth++;
+        if ((c == ']' || c == '}') && depth > 0) depth--;
+        n += c == '[' || c == '{' || c == ',' || c == ':';
+        if (depth > JSON_NESTING || n > JSON_VALUES) return true;
+    }
+    return false;
+}
+
 json_t *route_body(struct exchange *x)
 {
     json_error_t where;
-    json_t *json = json_loadb(strbuf_cstr(&x->body), x->body.size, JSON_ALLOW_NUL, &where);
-    strbuf_free(&x->body);
-    if (!json) {
+    json_t *json = NULL;
+    bool excessive = is_excessive(&x->body);
+    if (!excessive) json = json_loadb(strbuf_cstr(&x->body), x->body.size, JSON_ALLOW_NUL, &where);
+    exchange_free_body(x);
+    if (excessive) {
+        reply_error(x, 400, "invalid_request_error", "invalid_json",
+                    "the body has more than %d JSON values, or more than %d within one another",
+                    JSON_VALUES, JSON_NESTING);
+    } else if (!json) {
         reply_error(x, 400, "invalid_request_error", "invalid_json",
                     "the body is not valid JSON: line %d, column %d: %.150s", where.line,
                     where.column, where.text);

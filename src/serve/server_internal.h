@@ -21,9 +21,11 @@
 enum {
     N_WORKERS = 2,
     REQUEST_ID_SIZE = 129,
-    ALL_BODIES = 32,    /* times max_body: what all bodies together may take */
-    KEY_SIZE = 256,     /* longest key and a NUL */
-    BODY_SLOWEST = 1024 /* bytes a second */
+    ALL_BODIES = 32,     /* times max_body: what all bodies together may take */
+    KEY_SIZE = 256,      /* longest key and a NUL */
+    BODY_SLOWEST = 1024, /* bytes a second */
+    JSON_NESTING = 128,
+    JSON_VALUES = 1 << 20 /* a value takes far more memory than its text */
 };
 
 struct exchange;
@@ -80,7 +82,8 @@ struct exchange {
     char path[256], client[64]; /* for the log; printable */
     double arrived;
     struct strbuf body;
-    size_t body_seen;
+    size_t body_seen;        /* all that came of it */
+    atomic_size_t body_held; /* its share of server->body_bytes */
     bool body_refused;
 
     _Atomic enum stage stage;
@@ -137,7 +140,6 @@ struct server {
     /* The connection thread's. */
     struct exchange *exchanges;
     struct peer *peers;
-    size_t body_bytes;
     double next_tick;
     char log_buffer[512]; /* libmicrohttpd's complaint at the start */
 
@@ -146,7 +148,8 @@ struct server {
     linnet_plan plan;
     _Atomic(linnet_engine *) engine;
     atomic_bool draining, failed;
-    atomic_int n_working; /* exchanges at work */
+    atomic_int n_working;     /* exchanges at work */
+    atomic_size_t body_bytes; /* that wait to be read */
 
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t work, idle;
@@ -176,6 +179,7 @@ void exchange_hold(struct exchange *x);
 void exchange_release(struct exchange *x);
 /* The connection is done with it. */
 void exchange_end(struct exchange *x);
+void exchange_free_body(struct exchange *x);
 /* Ends its requests in the engine. `gone`: nobody waits for the answer. */
 void exchange_cancel(struct exchange *x, bool gone);
 /* Watches the socket of an exchange that waits, for its client leaving. */
