@@ -46,7 +46,7 @@ static const char *good_value(const struct option_spec *spec, char *buffer, size
 static enum command first_command(const struct option_spec *spec)
 {
     for (int c = 0; c < COMMAND_COUNT; c++)
-        if (spec->commands & 1u << c && !command_table[c].planned) return (enum command)c;
+        if (spec->commands & 1u << c) return (enum command)c;
     fail_msg("--%s belongs to no command", spec->name);
     return COMMAND_NONE;
 }

@@ -8,6 +8,7 @@
 int command_run(const struct options *options, double started);
 int command_chat(const struct options *options);
 int command_batch(const struct options *options);
+int command_serve(const struct options *options);
 int command_bench(const struct options *options);
 int command_tokenize(const struct options *options);
 int command_inspect(const struct options *options);

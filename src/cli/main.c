@@ -48,9 +48,7 @@ static int perform(const struct options *options, double started)
     case COMMAND_INSPECT: return command_inspect(options);
     case COMMAND_CHECK: return command_check(options);
     case COMMAND_GENERATE: return command_generate(options);
-    case COMMAND_SERVE:
-        output_usage("the HTTP server is not in this version: use 'run', 'chat' or 'batch'");
-        return EXIT_FAILED;
+    case COMMAND_SERVE: return command_serve(options);
     case COMMAND_NONE: break;
     }
     return output_usage("no command: 'linnet --help' lists them; to begin with: linnet chat");

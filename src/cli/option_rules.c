@@ -22,6 +22,8 @@ static const struct {
     {OPTION_MODEL, OPTION_TOKENIZER, "which one?"},
     {OPTION_DECODE, OPTION_CHAT, "which one?"},
     {OPTION_DECODE, OPTION_SPECIAL, "ids say by themselves which tokens they are"},
+    {OPTION_UNIX_SOCKET, OPTION_HOST, "which one?"},
+    {OPTION_UNIX_SOCKET, OPTION_PORT, "a socket file has no port"},
     {OPTION_CHAT, OPTION_SPECIAL, "the template says which text is control tokens"},
 };
 
@@ -32,6 +34,8 @@ static const struct {
 } needed[] = {
     {OPTION_DTYPE, OPTION_RANDOM, "a model has types of its own"},
     {OPTION_LOGPROBS, OPTION_JSON, "JSON shows them"},
+    {OPTION_TLS_CERTIFICATE, OPTION_TLS_KEY, "TLS takes both"},
+    {OPTION_TLS_KEY, OPTION_TLS_CERTIFICATE, "TLS takes both"},
 };
 
 static linnet_status check_pairs(const struct options *o, linnet_error *err)
@@ -101,7 +105,8 @@ linnet_status options_check(const struct options *o, linnet_error *err)
     if (!status) status = check_numbers(o, err);
     if (status) return status;
     if (o->command == COMMAND_BENCH && arguments) return check_ladder(o, err);
-    bool positional = o->command == COMMAND_INSPECT || o->command == COMMAND_CHECK;
+    bool positional =
+        o->command == COMMAND_INSPECT || o->command == COMMAND_CHECK || o->command == COMMAND_SERVE;
     if (positional && arguments && o->model)
         return error_set(err, LINNET_INVALID, "a model as argument and --model: which one?");
     if (o->command == COMMAND_RUN && arguments && is_given(o, OPTION_PROMPT_IDS))

@@ -203,14 +203,14 @@ static linnet_status append_text(struct texts *list, const char *text, linnet_er
     return LINNET_OK;
 }
 
-static linnet_status add_stop(struct texts *list, const char *what, const char *text,
+static linnet_status add_text(struct texts *list, size_t most, const char *what, const char *text,
                               linnet_error *err)
 {
     if (!*text)
         return error_set(err, LINNET_INVALID, "%s: expected a text of at least one character",
                          what);
-    if (list->n == LIMIT_STOPS)
-        return error_set(err, LINNET_INVALID, "%s: expected at most %d of them", what, LIMIT_STOPS);
+    if (list->n == most)
+        return error_set(err, LINNET_INVALID, "%s: expected at most %zu of them", what, most);
     return append_text(list, text, err);
 }
 
@@ -253,7 +253,7 @@ static linnet_status store(struct options *options, enum option_id id, const cha
     case OPTION_KIND_TEXT:
     case OPTION_KIND_FILE: *(const char **)field = text; break;
     case OPTION_KIND_TEXTS:
-        if (add_stop(field, what, text, err)) return err->status;
+        if (add_text(field, (size_t)spec->max, what, text, err)) return err->status;
         break;
     case OPTION_KIND_INTEGERS:
         if (options_integers(text, what, spec->min, spec->max, &list, err)) return err->status;
@@ -359,8 +359,14 @@ static linnet_status check_belonging(const struct options *options, linnet_error
 
 linnet_status options_parse(int argc, char **argv, struct options *options, linnet_error *err)
 {
-    *options = (struct options){
-        .command = COMMAND_NONE, .answers = 1, .generated = 64, .repeat = 3, .dtype = "bf16"};
+    *options = (struct options){.command = COMMAND_NONE,
+                                .answers = 1,
+                                .generated = 64,
+                                .repeat = 3,
+                                .dtype = "bf16",
+                                .host = "127.0.0.1",
+                                .port = 8000,
+                                .drain_timeout = 30};
     struct arguments args = {argc, 1, argv};
     bool only_arguments = false;
     while (args.next < argc) {
@@ -381,8 +387,6 @@ linnet_status options_parse(int argc, char **argv, struct options *options, linn
         else
             status = append_text(&options->arguments, arg, err);
         if (status) return status;
-        if (options->command != COMMAND_NONE && command_table[options->command].planned)
-            return LINNET_OK; /* its options are not known yet */
     }
     return check_belonging(options, err);
 }
@@ -405,6 +409,9 @@ void options_free(struct options *options)
 {
     free(options->arguments.items);
     free(options->stop.items);
+    free(options->served_model_name.items);
+    free(options->api_key.items);
+    free(options->cors_origin.items);
     free(options->prompt_ids.items);
     free(options->batch.items);
     free(options->prompt.items);

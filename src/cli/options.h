@@ -25,7 +25,6 @@ struct command_spec {
     const char *name, *arguments, *summary;
     int max_arguments;
     bool hidden;
-    bool planned; /* known, but not in this version */
 };
 extern const struct command_spec command_table[COMMAND_COUNT];
 
@@ -71,6 +70,21 @@ enum option_id {
     OPTION_REPEAT,
     OPTION_JSON,
     OPTION_DRY_RUN,
+    OPTION_HOST,
+    OPTION_PORT,
+    OPTION_UNIX_SOCKET,
+    OPTION_SERVED_MODEL_NAME,
+    OPTION_API_KEY,
+    OPTION_API_KEY_FILE,
+    OPTION_CORS_ORIGIN,
+    OPTION_TLS_CERTIFICATE,
+    OPTION_TLS_KEY,
+    OPTION_MAX_CONNECTIONS,
+    OPTION_MAX_QUEUE_REQUESTS,
+    OPTION_MAX_QUEUE_TOKENS,
+    OPTION_MAX_BODY,
+    OPTION_DRAIN_TIMEOUT,
+    OPTION_LOG_FORMAT,
     OPTION_QUIET,
     OPTION_VERBOSE,
     OPTION_VERSION,
@@ -94,13 +108,16 @@ struct options {
     struct texts arguments; /* what stands after the command and is no option */
     bool given[OPTION_COUNT];
 
-    const char *model, *tokenizer, *random, *dtype, *device, *system, *file, *output;
+    const char *model, *tokenizer, *random, *dtype, *device, *system, *file, *output, *host,
+        *unix_socket, *api_key_file, *tls_certificate, *tls_key, *log_format;
     int64_t threads, max_model_len, max_num_seqs, max_num_batched_tokens, kv_cache_memory;
     int64_t max_tokens, min_tokens, top_k, seed, answers, logprobs, generated, repeat;
+    int64_t port, max_connections, max_queue_requests, max_queue_tokens, max_body;
+    double drain_timeout;
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     bool no_prefix_caching, enforce_eager, ignore_eos, raw, special, decode, chat, tensors, json,
         dry_run, quiet, verbose, version, help;
-    struct texts stop;
+    struct texts stop, served_model_name, api_key, cors_origin;
     struct integers prompt_ids, batch, prompt;
 };
 
@@ -121,6 +138,7 @@ enum option_group {
     GROUP_ENGINE,
     GROUP_SAMPLING,
     GROUP_INPUT,
+    GROUP_SERVER,
     GROUP_GENERAL,
     GROUP_COUNT
 };
@@ -133,7 +151,7 @@ struct option_spec {
     enum option_group group;
     const char *argument; /* what help calls the value */
     const char *choices;  /* "a|b|c"; ":N" at the end of one stands for a colon and a number */
-    double min, max;      /* of numbers, and of each in a list */
+    double min, max;      /* of numbers, and of each in a list; of texts: how many */
     unsigned commands;    /* bit 1 << enum command */
     size_t offset;        /* in struct options */
     const char *help;

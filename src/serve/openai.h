@@ -32,7 +32,10 @@ struct openai_request {
     struct openai_prompt *prompts; /* chat has one */
     size_t n_prompts;
     bool stream, include_usage, return_token_ids;
-    char *model; /* as asked for; NULL if not */
+    bool debug;     /* the answer says what was made of the request */
+    char *model;    /* as asked for; NULL if not */
+    char *rendered; /* with debug: what the template made of a chat; linnet_free */
+    size_t rendered_size;
 
     /* Chat: how the answers' text is read (see openai_answer_start). */
     char **tools; /* names of the functions that may be called; none with tool_choice "none" */
@@ -164,6 +167,14 @@ void openai_make_id(enum openai_endpoint endpoint, char id[OPENAI_ID_SIZE]);
 /* The body of a whole response; NULL out of memory. */
 json_t *openai_response(const linnet_model *model, const struct openai_request *request,
                         const struct openai_reply *reply);
+
+/* The "logprobs" of a choice, of the tokens in `answer`; null if there are none. */
+json_t *openai_logprobs(const linnet_model *model, enum openai_endpoint endpoint,
+                        const struct openai_answer *answer);
+
+/* One event of a stream around its choices (a list, taken over): "usage" may be NULL. */
+json_t *openai_chunk(const struct openai_request *request, const struct openai_reply *reply,
+                     json_t *choices, json_t *usage);
 
 /* {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"} and, where there
  * was reasoning, "completion_tokens_details": a prompt counts once, however many answers it has. */

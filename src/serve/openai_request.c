@@ -372,7 +372,7 @@ static linnet_status read_reply(struct parser *p)
         return no_memory(p, "model");
     if ((status = read_i32(p, "n", 1, OPENAI_MAX_CHOICES, &r->n)) ||
         (status = read_bool(p, "return_token_ids", &p->out->return_token_ids)) ||
-        (status = read_logprobs(p)))
+        (status = read_bool(p, "debug", &p->out->debug)) || (status = read_logprobs(p)))
         return status;
     return read_stream(p);
 }
@@ -441,7 +441,12 @@ static linnet_status render_chat(struct parser *p, const char *input)
     if (status) return blame(p, "messages", status);
     status = add_prompt(p, "messages", ids, n);
     if (!status) status = openai_expect_answer(p, rendered, size);
-    linnet_free(rendered);
+    if (p->out->debug) {
+        p->out->rendered = rendered;
+        p->out->rendered_size = size;
+    } else {
+        linnet_free(rendered);
+    }
     return status;
 }
 
@@ -537,5 +542,6 @@ void openai_request_free(struct openai_request *request)
     free(request->logit_bias);
     free(request->model);
     openai_free_tools(request);
+    linnet_free(request->rendered);
     *request = (struct openai_request){0};
 }

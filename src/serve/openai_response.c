@@ -122,6 +122,14 @@ static json_t *completion_logprobs(const linnet_model *model, const struct opena
                      "top_logprobs", tops, "text_offset", offsets);
 }
 
+json_t *openai_logprobs(const linnet_model *model, enum openai_endpoint endpoint,
+                        const struct openai_answer *answer)
+{
+    if (!answer->has_logprobs) return json_null();
+    return endpoint == OPENAI_CHAT ? chat_logprobs(model, answer)
+                                   : completion_logprobs(model, answer);
+}
+
 static json_t *ids_json(const int32_t *ids, size_t n)
 {
     json_t *list = json_array();
@@ -138,10 +146,7 @@ static json_t *choice_json(const linnet_model *model, const struct openai_reques
         json_object_set_new(choice, "message", openai_message(a));
     else
         json_object_set_new(choice, "text", openai_text(strbuf_cstr(&a->text), a->text.size));
-    json_t *logprobs = !a->has_logprobs ? json_null()
-                       : chat           ? chat_logprobs(model, a)
-                                        : completion_logprobs(model, a);
-    json_object_set_new(choice, "logprobs", logprobs);
+    json_object_set_new(choice, "logprobs", openai_logprobs(model, request->endpoint, a));
     json_object_set_new(choice, "finish_reason", json_string(openai_finish_reason(a)));
     if (!request->return_token_ids) return choice;
     const struct openai_prompt *prompt = &request->prompts[index / (size_t)request->request.n];
@@ -181,4 +186,16 @@ json_t *openai_response(const linnet_model *model, const struct openai_request *
                      (json_int_t)reply->created, "model",
                      openai_text(reply->model_name, strlen(reply->model_name)),
                      "system_fingerprint", "choices", choices, "usage", usage);
+}
+
+json_t *openai_chunk(const struct openai_request *request, const struct openai_reply *reply,
+                     json_t *choices, json_t *usage)
+{
+    bool chat = request->endpoint == OPENAI_CHAT;
+    json_t *chunk = json_pack(
+        "{s:s,s:s,s:I,s:o,s:o}", "id", reply->id, "object",
+        chat ? "chat.completion.chunk" : "text_completion", "created", (json_int_t)reply->created,
+        "model", openai_text(reply->model_name, strlen(reply->model_name)), "choices", choices);
+    if (usage) json_object_set_new(chunk, "usage", usage);
+    return chunk;
 }

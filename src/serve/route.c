@@ -1,0 +1,285 @@
+/* route.c - what there is at which path, and the short answers. */
+#include <string.h>
+
+#include "serve/page.h"
+#include "serve/server_internal.h"
+
+/* ---- on the connection thread --------------------------------------------------------------- */
+
+static void get_page(struct exchange *x)
+{
+    x->content_type = "text/html; charset=utf-8";
+    strbuf_append(&x->reply, page_bytes, page_size);
+    x->status = 200;
+}
+
+static void get_health(struct exchange *x)
+{
+    struct server *s = x->server;
+    linnet_engine *engine = atomic_load(&s->engine);
+    const char *state = "ok";
+    linnet_stats stats;
+    if (atomic_load(&s->draining)) {
+        state = "draining";
+    } else if (!engine) {
+        state = "loading";
+    } else if (atomic_load(&s->failed)) {
+        state = "failed";
+    } else {
+        linnet_engine_get_stats(engine, &stats);
+        if (stats.last_step_age_s > s->options.stopped_s) state = "stuck";
+    }
+    bool ok = strcmp(state, "ok") == 0;
+    if (!ok) x->retry_after = 1;
+    reply_json(x, ok ? 200 : 503, json_pack("{s:s}", "status", state));
+}
+
+static void get_version(struct exchange *x)
+{
+    reply_json(x, 200, json_pack("{s:s}", "version", linnet_version()));
+}
+
+static size_t n_names(const struct server *s)
+{
+    return s->options.n_names ? s->options.n_names : 1;
+}
+
+static const char *name_at(const struct server *s, size_t i)
+{
+    return s->options.n_names ? s->options.names[i] : s->info.name;
+}
+
+static json_t *model_json(const struct server *s, const char *name)
+{
+    return json_pack("{s:o,s:s,s:I,s:s,s:o,s:n,s:i,s:{s:i,s:I,s:I,s:i,s:s?,s:s?}}", "id",
+                     openai_text(name, strlen(name)), "object", "model", "created",
+                     (json_int_t)s->metrics.started, "owned_by", "linnet", "root",
+                     openai_text(s->info.name, strlen(s->info.name)), "parent", "max_model_len",
+                     s->plan.max_model_len, "meta", "n_ctx_train", s->info.context_length,
+                     "n_params", (json_int_t)s->info.n_parameters, "size",
+                     (json_int_t)s->info.weight_bytes, "n_vocab", s->info.vocab_size,
+                     "architecture", s->info.architecture, "dtype", s->info.dtype);
+}
+
+static void get_models(struct exchange *x)
+{
+    const struct server *s = x->server;
+    json_t *list = json_array();
+    for (size_t i = 0; i < n_names(s); i++)
+        json_array_append_new(list, model_json(s, name_at(s, i)));
+    reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", list));
+}
+
+static void get_model(struct exchange *x)
+{
+    const struct server *s = x->server;
+    const char *wanted = x->path + strlen(x->route->path);
+    for (size_t i = 0; i < n_names(s); i++) {
+        if (strcmp(name_at(s, i), wanted) != 0) continue;
+        reply_json(x, 200, model_json(s, wanted));
+        return;
+    }
+    reply_error(x, 404, "not_found_error", "model_not_found",
+                "there is no model '%.100s' here: GET /v1/models lists those there are", wanted);
+}
+
+static void get_metrics(struct exchange *x)
+{
+    struct server *s = x->server;
+    linnet_engine *engine = atomic_load(&s->engine);
+    linnet_stats stats;
+    const union MHD_DaemonInfo *daemon =
+        MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+    struct metrics_view view = {.model_name = engine ? name_at(s, 0) : "",
+                                .stats = engine ? &stats : NULL,
+                                .plan = &s->plan,
+                                .connections = daemon ? (int)daemon->num_connections : 0};
+    if (engine) linnet_engine_get_stats(engine, &stats);
+    x->content_type = "text/plain; version=0.0.4; charset=utf-8";
+    metrics_write(&s->metrics, &view, &x->reply);
+    x->status = 200;
+}
+
+/* ---- by a worker --------------------------------------------------------------------------- */
+
+/* Could the text's values be more, or deeper in one another, than is allowed? Before any is made.
+ */
+static bool is_excessive(const struct strbuf *text)
+{
+    size_t depth = 0, n = 0;
+    bool string = false;
+    for (size_t i = 0; i < text->size; i++) {
+        char c = text->data[i];
+        if (string && c == '\\') i++;
+        if (c == '"') string = !string;
+        if (string) continue;
+        if (c == '[' || c == '{') depth++;
+        if ((c == ']' || c == '}') && depth > 0) depth--;
+        n += c == '[' || c == '{' || c == ',' || c == ':';
+        if (depth > JSON_NESTING || n > JSON_VALUES) return true;
+    }
+    return false;
+}
+
+json_t *route_body(struct exchange *x)
+{
+    json_error_t where;
+    json_t *json = NULL;
+    bool excessive = is_excessive(&x->body);
+    if (!excessive) json = json_loadb(strbuf_cstr(&x->body), x->body.size, JSON_ALLOW_NUL, &where);
+    exchange_free_body(x);
+    if (excessive) {
+        reply_error(x, 400, "invalid_request_error", "invalid_json",
+                    "the body has more than %d JSON values, or more than %d within one another",
+                    JSON_VALUES, JSON_NESTING);
+    } else if (!json) {
+        reply_error(x, 400, "invalid_request_error", "invalid_json",
+                    "the body is not valid JSON: line %d, column %d: %.150s", where.line,
+                    where.column, where.text);
+    } else if (!json_is_object(json)) {
+        json_decref(json);
+        json = NULL;
+        reply_error(x, 400, "invalid_request_error", "invalid_json",
+                    "the request's body is not a JSON object");
+    }
+    return json;
+}
+
+static json_t *ids_json(const int32_t *ids, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(list, json_integer(ids[i]));
+    return list;
+}
+
+static linnet_status tokenize_text(struct exchange *x, const json_t *body, int32_t **ids, size_t *n,
+                                   linnet_error *err)
+{
+    const json_t *text = json_object_get(body, "prompt");
+    const json_t *special = json_object_get(body, "add_special_tokens");
+    if (!text) text = json_object_get(body, "content");
+    if (!json_is_string(text))
+        return error_set(err, LINNET_INVALID,
+                         "expected a text as \"prompt\", or a chat as \"messages\"");
+    unsigned flags = LINNET_PARSE_SPECIAL | (json_is_false(special) ? 0 : LINNET_ADD_SPECIAL);
+    return linnet_tokenize(x->server->model, json_string_value(text), json_string_length(text),
+                           flags, ids, n, err);
+}
+
+static linnet_status tokenize_chat(struct exchange *x, const json_t *body, int32_t **ids, size_t *n,
+                                   linnet_error *err)
+{
+    char *text = json_dumps(body, JSON_COMPACT);
+    if (!text) return error_memory(err, "the messages", 0);
+    linnet_status status =
+        linnet_chat_tokenize(x->server->model, text, strlen(text), NULL, NULL, ids, n, err);
+    free(text);
+    return status;
+}
+
+static void post_tokenize(struct exchange *x)
+{
+    json_t *body = route_body(x);
+    int32_t *ids = NULL;
+    size_t n = 0;
+    linnet_error err;
+    if (!body) return;
+    bool chat = json_object_get(body, "messages") != NULL;
+    linnet_status status =
+        chat ? tokenize_chat(x, body, &ids, &n, &err) : tokenize_text(x, body, &ids, &n, &err);
+    json_decref(body);
+    if (status)
+        reply_status(x, &err);
+    else
+        reply_json(x, 200,
+                   json_pack("{s:I,s:i,s:o}", "count", (json_int_t)n, "max_model_len",
+                             x->server->plan.max_model_len, "tokens", ids_json(ids, n)));
+    linnet_free(ids);
+}
+
+static linnet_status read_ids(const struct server *s, const json_t *list, int32_t **out,
+                              linnet_error *err)
+{
+    size_t n = json_array_size(list);
+    if (!json_is_array(list))
+        return error_set(err, LINNET_INVALID, "tokens: expected a list of token ids");
+    int32_t *ids = calloc(n ? n : 1, sizeof *ids);
+    if (!ids) return error_memory(err, "tokens", n * sizeof *ids);
+    *out = ids;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = json_array_get(list, i);
+        json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
+        if (id < 0 || id >= s->info.vocab_size)
+            return error_set(err, LINNET_INVALID, "tokens[%zu]: expected a token id from 0 to %d",
+                             i, s->info.vocab_size - 1);
+        ids[i] = (int32_t)id;
+    }
+    return LINNET_OK;
+}
+
+static void post_detokenize(struct exchange *x)
+{
+    json_t *body = route_body(x);
+    int32_t *ids = NULL;
+    char *text = NULL;
+    size_t size = 0;
+    linnet_error err;
+    if (!body) return;
+    const json_t *list = json_object_get(body, "tokens");
+    linnet_status status = read_ids(x->server, list, &ids, &err);
+    if (!status)
+        status =
+            linnet_detokenize(x->server->model, ids, json_array_size(list), 0, &text, &size, &err);
+    if (status)
+        reply_status(x, &err);
+    else
+        reply_json(x, 200,
+                   json_pack("{s:o,s:o}", "prompt", openai_text(text, size), "content",
+                             openai_text(text, size)));
+    json_decref(body);
+    linnet_free(text);
+    free(ids);
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+static const struct route routes[] = {
+    {.path = "/", .open = true, .get = get_page},
+    {.path = "/health", .open = true, .get = get_health},
+    {.path = "/version", .get = get_version},
+    {.path = "/metrics", .get = get_metrics},
+    {.path = "/v1/models", .needs_engine = true, .get = get_models},
+    {.path = "/v1/models/", .prefix = true, .needs_engine = true, .get = get_model},
+    {.path = "/v1/chat/completions",
+     .needs_engine = true,
+     .generates = true,
+     .post = generate_chat},
+    {.path = "/v1/completions",
+     .needs_engine = true,
+     .generates = true,
+     .post = generate_completions},
+    {.path = "/tokenize", .needs_engine = true, .post = post_tokenize},
+    {.path = "/detokenize", .needs_engine = true, .post = post_detokenize},
+};
+
+const struct route *route_find(const char *path)
+{
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        size_t n = strlen(routes[i].path);
+        if (strncmp(path, routes[i].path, n) != 0) continue;
+        if (routes[i].prefix ? path[n] != 0 : path[n] == 0) return &routes[i];
+    }
+    return NULL;
+}
+
+bool route_serves(const struct server *s, const char *name)
+{
+    for (size_t i = 0; i < n_names(s); i++)
+        if (strcmp(name_at(s, i), name) == 0) return true;
+    return false;
+}
+
+const char *route_name(const struct server *s)
+{
+    return name_at(s, 0);
+}

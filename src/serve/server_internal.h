@@ -1,0 +1,234 @@
+/*
+ * server_internal.h - what the files of the server share.
+ *
+ * Who may touch what. An exchange (one request and its reply) is the connection thread's, but for
+ * what stands under its mutex, which the engine's thread writes, and for the time that it lies with
+ * a worker: from exchange_work() to exchange_wake() it is the worker's. It lives until the last of
+ * connection, worker and engine lets it go.
+ */
+#ifndef LINNET_SERVE_SERVER_INTERNAL_H
+#define LINNET_SERVE_SERVER_INTERNAL_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "serve/metrics.h"
+#include "serve/openai.h"
+#include "serve/server.h"
+
+enum {
+    N_WORKERS = 2,
+    REQUEST_ID_SIZE = 129,
+    ALL_BODIES = 32,     /* times max_body: what all bodies together may take */
+    KEY_SIZE = 256,      /* longest key and a NUL */
+    BODY_SLOWEST = 1024, /* bytes a second */
+    JSON_NESTING = 128,
+    JSON_VALUES = 1 << 20 /* a value takes far more memory than its text */
+};
+
+struct exchange;
+
+struct route {
+    const char *path;
+    bool prefix;                      /* of longer paths too */
+    bool open;                        /* needs no key */
+    bool needs_engine;                /* 503 while there is none */
+    bool generates;                   /* 503 while draining */
+    void (*get)(struct exchange *x);  /* NULL: not a method of it. On the connection thread */
+    void (*post)(struct exchange *x); /* by a worker, with a body */
+};
+
+enum stage {
+    STAGE_RECEIVING, /* headers are there, the body may be on its way */
+    STAGE_WORKING,   /* with a worker */
+    STAGE_WAITING,   /* the engine has it; the whole answer comes at its end */
+    STAGE_STREAM,    /* the engine has it; the answer may begin */
+    STAGE_REPLY,     /* status and reply are set */
+    STAGE_SENT       /* handed to libmicrohttpd */
+};
+
+/* What was already sent of an answer. */
+struct cursor {
+    size_t text, tokens, deltas;
+    bool begun, finished;
+};
+
+/* What the engine's thread writes about one prompt. */
+struct submission {
+    struct exchange *exchange;
+    size_t index; /* of its prompt */
+    uint64_t id;
+    uint64_t seed;                     /* with debug, where the request has none */
+    int32_t n_left;                    /* choices not finished */
+    bool begun;                        /* has left the queue */
+    int64_t queue_tokens, live_tokens; /* what it may come to, what it is likely to */
+};
+
+struct exchange {
+    struct server *server;
+    atomic_int n_holders;
+    struct exchange *previous, *next; /* server->exchanges */
+    struct exchange *next_ready, *next_job;
+    bool is_ready; /* in server->ready, under its mutex */
+
+    struct MHD_Connection *connection; /* NULL once it is gone */
+    int socket;
+    bool suspended, watched;
+    const struct route *route;
+    const char *method; /* static */
+    char request_id[REQUEST_ID_SIZE];
+    char path[256], client[64]; /* for the log; printable */
+    double arrived;
+    struct strbuf body;
+    size_t body_seen;        /* all that came of it */
+    atomic_size_t body_held; /* its share of server->body_bytes */
+    bool body_refused;
+
+    _Atomic enum stage stage;
+    int status;  /* of the reply */
+    int outcome; /* the same, or 408 or 499 where none was sent: for the log */
+    const char *content_type, *allow;
+    int retry_after; /* seconds; 0: none */
+    struct strbuf reply;
+    bool counted; /* in server->n_working */
+
+    /* A generation. */
+    struct openai_request request;
+    char id[OPENAI_ID_SIZE];
+    int64_t created;
+    size_t n_answers;
+    struct submission *submissions; /* [n_prompts] */
+    struct strbuf out;              /* of the stream: formatted and not yet sent */
+    size_t out_sent;
+    bool stream_ended, ping_due;
+    struct cursor *cursors; /* [n_answers] */
+    double last_sent;
+
+    pthread_mutex_t mutex; /* guards what follows */
+    struct openai_answer *answers;
+    size_t n_finished;
+    bool submitted;     /* all of it */
+    double *last_token; /* [n_answers] when the newest came */
+    double first_token;
+    bool gone; /* the client is */
+    int preemptions;
+};
+
+struct peer {
+    struct peer *previous, *next;
+    int socket;
+    double deadline; /* for the client's next bytes */
+};
+
+struct key {
+    unsigned char text[KEY_SIZE];
+    size_t size;
+};
+
+struct server {
+    struct server_options options; /* its strings are the server's own, see `strings` */
+    char **strings;
+    size_t n_strings;
+    int listen_fd, epoll_fd, wake_fd;
+    struct MHD_Daemon *daemon;
+    pthread_t loop_thread, workers[N_WORKERS];
+    int n_workers;
+    bool has_loop;
+
+    /* The connection thread's. */
+    struct exchange *exchanges;
+    struct peer *peers;
+    double next_tick;
+    char log_buffer[512]; /* libmicrohttpd's complaint at the start */
+
+    linnet_model *model; /* set before engine */
+    linnet_model_info info;
+    linnet_plan plan;
+    _Atomic(linnet_engine *) engine;
+    atomic_bool draining, failed;
+    atomic_int n_working;     /* exchanges at work */
+    atomic_size_t body_bytes; /* that wait to be read */
+
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t work, idle;
+    struct exchange *ready, *ready_last;
+    struct exchange *jobs, *jobs_last;
+    bool workers_stop, loop_stop;
+    double loop_deadline;
+    int32_t n_queued, n_live; /* prompts not begun; prompts not finished */
+    int64_t queued_tokens, live_tokens;
+    double mean_answer; /* tokens; of those that have finished */
+    struct key *keys;
+    size_t n_keys;
+
+    struct metrics metrics;
+};
+
+/* ---- server.c ---- */
+
+/* Hands x to a worker, or back to the connection thread. From any thread. */
+void exchange_work(struct exchange *x);
+void exchange_wake(struct exchange *x);
+
+/* ---- exchange.c ---- */
+
+struct exchange *exchange_new(struct server *s, struct MHD_Connection *connection);
+void exchange_hold(struct exchange *x);
+void exchange_release(struct exchange *x);
+/* The connection is done with it. */
+void exchange_end(struct exchange *x);
+void exchange_free_body(struct exchange *x);
+/* Ends its requests in the engine. `gone`: nobody waits for the answer. */
+void exchange_cancel(struct exchange *x, bool gone);
+/* Watches the socket of an exchange that waits, for its client leaving. */
+void exchange_watch(struct exchange *x);
+
+/* Set the reply: stage becomes STAGE_REPLY. */
+void reply_json(struct exchange *x, int status, json_t *json); /* takes over json */
+void reply_error(struct exchange *x, int status, const char *type, const char *code,
+                 const char *format, ...) __attribute__((format(printf, 5, 6)));
+void reply_fault(struct exchange *x, const struct openai_fault *fault);
+void reply_status(struct exchange *x, const linnet_error *err);
+
+/* ---- http.c ---- */
+
+struct MHD_Daemon *http_start(struct server *s, linnet_error *err);
+void http_resume(struct exchange *x);
+
+/* ---- route.c ---- */
+
+const struct route *route_find(const char *path);
+/* The body as a JSON object; else NULL, and the reply is set. */
+json_t *route_body(struct exchange *x);
+/* Is the model called so? What is it called? */
+bool route_serves(const struct server *s, const char *name);
+const char *route_name(const struct server *s);
+
+/* ---- generate.c ---- */
+
+void generate_chat(struct exchange *x);
+void generate_completions(struct exchange *x);
+/* The whole answer, once every choice has finished. By a worker. */
+void generate_reply(struct exchange *x);
+/* The "debug" field of an answer that is finished. */
+json_t *generate_debug(struct exchange *x);
+
+/* ---- stream.c ---- */
+
+/* libmicrohttpd's reader of a stream: MHD_ContentReaderCallback. */
+ssize_t stream_read(void *x, uint64_t position, char *buffer, size_t size);
+
+/* ---- keys.c ---- */
+
+linnet_status keys_load(struct server *s, linnet_error *err);
+/* Does the connection show exactly one of the keys? True if there are none. */
+bool keys_admit(struct server *s, struct MHD_Connection *connection);
+
+/* ---- log.c ---- */
+
+void log_request(struct exchange *x);
+void log_note(struct server *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,237 @@
+/*
+ * stream.c - an answer as server-sent events. What came since the last look is copied under the
+ * mutex and formatted outside of it; while the client takes nothing, nothing is formatted, and the
+ * next event then carries all that has come.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "serve/server_internal.h"
+
+static void write_event(struct exchange *x, json_t *json)
+{
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    json_decref(json);
+    if (!text) x->out.failed = true;
+    strbuf_text(&x->out, "data: ");
+    if (text) strbuf_text(&x->out, text);
+    strbuf_text(&x->out, "\n\n");
+    free(text);
+}
+
+static struct openai_reply reply_of(struct exchange *x)
+{
+    return (struct openai_reply){.id = x->id,
+                                 .model_name =
+                                     x->request.model ? x->request.model : route_name(x->server),
+                                 .created = x->created,
+                                 .answers = x->answers,
+                                 .n_answers = x->n_answers};
+}
+
+static void write_chunk(struct exchange *x, json_t *choice)
+{
+    struct openai_reply reply = reply_of(x);
+    write_event(x, openai_chunk(&x->request, &reply, json_pack("[o]", choice), NULL));
+}
+
+/* ---- one choice ---------------------------------------------------------------------------- */
+
+/* What is new in an answer: its text and tokens as an answer of their own, of a chat also the
+ * deltas that the text has become. */
+struct fresh {
+    struct openai_answer answer;
+    json_t *deltas; /* a list */
+    const char *finish_reason;
+    bool good; /* not failed, not cut off */
+};
+
+static bool take_tokens(const struct openai_answer *a, struct cursor *c,
+                        struct openai_answer *fresh)
+{
+    size_t n_tokens = a->n_tokens - c->tokens, n_text = a->text.size - c->text;
+    *fresh = (struct openai_answer){.has_logprobs = a->has_logprobs,
+                                    .n_tokens = n_tokens,
+                                    .finish = a->finish,
+                                    .error = a->error};
+    strbuf_append(&fresh->text, strbuf_cstr(&a->text) + c->text, n_text);
+    size_t first = n_tokens ? a->tokens[c->tokens].first_top : a->n_top;
+    fresh->n_top = a->n_top - first;
+    fresh->tokens = mem_new(n_tokens, sizeof *fresh->tokens);
+    fresh->top = mem_new(fresh->n_top, sizeof *fresh->top);
+    if (!fresh->tokens || !fresh->top || fresh->text.failed) return false;
+    if (n_tokens) memcpy(fresh->tokens, a->tokens + c->tokens, n_tokens * sizeof *fresh->tokens);
+    if (fresh->n_top) memcpy(fresh->top, a->top + first, fresh->n_top * sizeof *fresh->top);
+    for (size_t k = 0; k < n_tokens; k++) fresh->tokens[k].first_top -= first;
+    c->tokens = a->n_tokens;
+    c->text = a->text.size;
+    return true;
+}
+
+/* Under the mutex. */
+static bool take_fresh(struct exchange *x, size_t i, struct fresh *fresh)
+{
+    const struct openai_answer *a = &x->answers[i];
+    struct cursor *c = &x->cursors[i];
+    linnet_finish finish = a->finish;
+    *fresh = (struct fresh){
+        .deltas = json_array(),
+        .finish_reason = finish != LINNET_FINISH_NONE ? openai_finish_reason(a) : NULL,
+        .good = finish != LINNET_FINISH_ERROR && finish != LINNET_FINISH_CANCELLED};
+    if (a->failed || !take_tokens(a, c, &fresh->answer)) return false;
+    while (c->deltas < a->n_deltas) {
+        size_t end = openai_delta_join(a, c->deltas);
+        json_array_append_new(fresh->deltas, openai_delta(a, c->deltas, end));
+        c->deltas = end;
+    }
+    return true;
+}
+
+static void free_fresh(struct fresh *fresh)
+{
+    openai_answer_free(&fresh->answer);
+    json_decref(fresh->deltas);
+}
+
+/* {"index", "delta" or "text", "logprobs", "finish_reason"}; takes over the first two JSONs. */
+static json_t *choice_json(const struct exchange *x, size_t i, json_t *body, json_t *logprobs,
+                           const char *finish)
+{
+    bool chat = x->request.endpoint == OPENAI_CHAT;
+    return json_pack("{s:I,s:o,s:o,s:s?}", "index", (json_int_t)i, chat ? "delta" : "text", body,
+                     "logprobs", logprobs, "finish_reason", finish);
+}
+
+static void write_role(struct exchange *x, size_t i)
+{
+    write_chunk(x, choice_json(x, i, json_pack("{s:s,s:s}", "role", "assistant", "content", ""),
+                               json_null(), NULL));
+}
+
+/* A chunk with a piece of the answer; the first one carries what there is to say of its tokens. */
+static void write_piece(struct exchange *x, size_t i, json_t *body,
+                        const struct openai_answer *told)
+{
+    const struct openai_request *r = &x->request;
+    json_t *logprobs = told ? openai_logprobs(x->server->model, r->endpoint, told) : json_null();
+    json_t *choice = choice_json(x, i, body, logprobs, NULL);
+    if (r->return_token_ids) {
+        json_t *ids = json_array();
+        for (size_t k = 0; told && k < told->n_tokens; k++)
+            json_array_append_new(ids, json_integer(told->tokens[k].id));
+        json_object_set_new(choice, "token_ids", ids);
+    }
+    write_chunk(x, choice);
+}
+
+static void write_fresh(struct exchange *x, size_t i, const struct fresh *fresh)
+{
+    const struct openai_answer *told = &fresh->answer;
+    bool tokens = told->n_tokens > 0 && (told->has_logprobs || x->request.return_token_ids);
+    if (x->request.endpoint != OPENAI_CHAT) {
+        if (told->text.size || tokens)
+            write_piece(x, i, openai_text(strbuf_cstr(&told->text), told->text.size), told);
+        return;
+    }
+    size_t n = json_array_size(fresh->deltas);
+    for (size_t k = 0; k < n; k++)
+        write_piece(x, i, json_incref(json_array_get(fresh->deltas, k)), k == 0 ? told : NULL);
+    if (n == 0 && tokens) write_piece(x, i, json_object(), told);
+}
+
+static void write_finish(struct exchange *x, size_t i, const char *reason)
+{
+    json_t *nothing = x->request.endpoint == OPENAI_CHAT ? json_object() : json_string("");
+    write_chunk(x, choice_json(x, i, nothing, json_null(), reason));
+}
+
+/* False: the answer has failed, and the stream with it. */
+static bool write_choice(struct exchange *x, size_t i, const struct fresh *fresh)
+{
+    struct cursor *c = &x->cursors[i];
+    bool ended = fresh->finish_reason != NULL;
+    if (!c->begun && fresh->good && (fresh->answer.n_tokens || ended)) {
+        c->begun = true;
+        if (x->request.endpoint == OPENAI_CHAT) write_role(x, i);
+    }
+    if (c->begun) write_fresh(x, i, fresh);
+    if (ended && fresh->good) write_finish(x, i, fresh->finish_reason);
+    c->finished = ended;
+    return fresh->good;
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+static void write_failure(struct exchange *x, const struct openai_answer *failed)
+{
+    struct openai_fault fault = {.error = failed->error};
+    if (failed->finish == LINNET_FINISH_CANCELLED)
+        error_set(&fault.error, LINNET_CANCELLED, "the server is shutting down: ask again later");
+    write_event(x, openai_error(&fault));
+    strbuf_text(&x->out, "data: [DONE]\n\n");
+    x->stream_ended = true;
+    exchange_cancel(x, false);
+}
+
+static void write_end(struct exchange *x)
+{
+    struct openai_reply reply = reply_of(x);
+    bool usage = x->request.include_usage;
+    if (usage || x->request.debug) {
+        json_t *sum =
+            usage ? openai_usage(x->answers, x->n_answers, (size_t)x->request.request.n) : NULL;
+        json_t *chunk = openai_chunk(&x->request, &reply, json_array(), sum);
+        if (chunk && x->request.debug) json_object_set_new(chunk, "debug", generate_debug(x));
+        write_event(x, chunk);
+    }
+    strbuf_text(&x->out, "data: [DONE]\n\n");
+    x->stream_ended = true;
+}
+
+/* Formats what has come. */
+static void look(struct exchange *x)
+{
+    size_t n_finished = 0;
+    for (size_t i = 0; i < x->n_answers && !x->stream_ended; i++) {
+        struct fresh fresh;
+        n_finished += x->cursors[i].finished;
+        if (x->cursors[i].finished) continue;
+        pthread_mutex_lock(&x->mutex);
+        bool taken = take_fresh(x, i, &fresh);
+        pthread_mutex_unlock(&x->mutex);
+        if (!taken) x->out.failed = true;
+        if (taken && !write_choice(x, i, &fresh)) write_failure(x, &fresh.answer);
+        n_finished += x->cursors[i].finished;
+        free_fresh(&fresh);
+    }
+    if (!x->stream_ended && n_finished == x->n_answers) write_end(x);
+}
+
+ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
+{
+    struct exchange *x = user;
+    (void)position;
+    if (x->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (x->out_sent == x->out.size) {
+        strbuf_clear(&x->out);
+        x->out_sent = 0;
+        if (x->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
+        look(x);
+        if (x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (x->out.size == 0 && x->ping_due) strbuf_text(&x->out, ": ping\n\n");
+        x->ping_due = false;
+    }
+    size_t n = x->out.size - x->out_sent;
+    if (n == 0) { /* until the engine or the clock has something */
+        x->suspended = true;
+        MHD_suspend_connection(x->connection);
+        return 0;
+    }
+    if (n > size) n = size;
+    memcpy(buffer, x->out.data + x->out_sent, n);
+    x->out_sent += n;
+    x->last_sent = clock_seconds();
+    return (ssize_t)n;
+}
