@@ -1,3 +1,4 @@
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -287,11 +288,30 @@ static linnet_status append_prefix(struct parser *p, const struct strbuf *prefix
     return all ? LINNET_OK : no_memory(p, "tool_choice");
 }
 
+static bool is_name_byte(char c)
+{
+    return isalnum((unsigned char)c) || c == '_' || c == '-';
+}
+
+/* Whether a function's name is in the prompt as a word of its own. */
+static bool names_tool(const char *rendered, size_t size, const char *name)
+{
+    size_t n = strlen(name);
+    const char *end = rendered + size, *at = rendered;
+    while ((at = memmem(at, (size_t)(end - at), name, n))) {
+        bool begins = at == rendered || !is_name_byte(at[-1]);
+        bool ends = at + n == end || !is_name_byte(at[n]);
+        if (begins && ends) return true;
+        at++;
+    }
+    return false;
+}
+
 linnet_status openai_expect_answer(struct parser *p, const char *rendered, size_t size)
 {
     struct strbuf prefix = {0};
     p->out->in_reasoning = ends_in_reasoning(rendered, size);
-    if (p->out->n_tools && !contains(rendered, size, p->out->tools[0]))
+    if (p->out->n_tools && !names_tool(rendered, size, p->out->tools[0]))
         return FAIL(p, "tools", LINNET_UNSUPPORTED,
                     "tools: this model's chat template has no place for them: leave the field out, "
                     "or take a model that was made for tools");
