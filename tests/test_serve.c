@@ -226,6 +226,27 @@ static void systemd(void **state)
     close(notify);
 }
 
+/* systemd itself finds no fault with the unit, where it is installed. */
+static void unit_is_sound(void **state)
+{
+    (void)state;
+    char command[1024];
+    const char *unit = scratch_path(folder, "linnet.service");
+    snprintf(command, sizeof command, "sed 's|/usr/bin/linnet|%s|' %s/contrib/linnet.service > %s",
+             program, LINNET_SOURCE_DIR, unit);
+    assert_int_equal(system(command), 0);
+    size_t n;
+    char *text = load_file(unit, &n);
+    assert_holds(text, "Type=notify");
+    assert_holds(text, program);
+    free(text);
+    snprintf(command, sizeof command,
+             "command -v systemd-analyze >/dev/null || exit 0; systemd-analyze verify --man=no %s "
+             "2>&1",
+             unit);
+    assert_int_equal(system(command), 0);
+}
+
 static void encrypted(void **state)
 {
     (void)state;
@@ -322,10 +343,15 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_and_stops), cmocka_unit_test(terminate_twice),
-        cmocka_unit_test(keys_from_a_file),  cmocka_unit_test(socket_file),
-        cmocka_unit_test(systemd),           cmocka_unit_test(encrypted),
-        cmocka_unit_test(what_cannot_start), cmocka_unit_test(warns_of_strangers),
+        cmocka_unit_test(answers_and_stops),
+        cmocka_unit_test(terminate_twice),
+        cmocka_unit_test(keys_from_a_file),
+        cmocka_unit_test(socket_file),
+        cmocka_unit_test(systemd),
+        cmocka_unit_test(unit_is_sound),
+        cmocka_unit_test(encrypted),
+        cmocka_unit_test(what_cannot_start),
+        cmocka_unit_test(warns_of_strangers),
         cmocka_unit_test(model_is_missing),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -25,12 +25,17 @@ struct service {
     linnet_error error;
 };
 
-/* Signals that the main thread takes with sigtimedwait; SIGUSR1 is the loader's word. */
+/* Signals that the main thread takes with sigtimedwait; SIGUSR1 is the loader's word. One that was
+ * ignored when the program started stays so. */
 static void choose_signals(sigset_t *set)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction found;
     sigemptyset(set);
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaddset(set, signals[i]);
+    sigaddset(set, SIGUSR1);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (sigaction(signals[i], NULL, &found) == 0 && found.sa_handler != SIG_IGN)
+            sigaddset(set, signals[i]);
 }
 
 /* The next signal within so many seconds, 0 if there is none. */
