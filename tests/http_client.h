@@ -186,7 +186,7 @@ static inline bool client_line(int fd, char *line, size_t size)
 /* A header's value, or NULL. Valid until the next call. */
 static inline const char *header_of(const struct answered *a, const char *name)
 {
-    static char value[1024];
+    static _Thread_local char value[1024];
     size_t n = strlen(name);
     for (const char *line = a->head; line && *line;
          line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {

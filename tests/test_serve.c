@@ -324,6 +324,58 @@ static void model_is_missing(void **state)
     assert_int_equal(end(&r), 0);
 }
 
+/* The reference answer of the cases, with its numbers (cases H02, D02, S02). */
+static void the_real_model(void **state)
+{
+    (void)state;
+    static const char question[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of Japan?\"}],"
+        "\"temperature\":0%s}";
+    static const struct {
+        const char *more, *text;
+    } cases[] = {
+        {"", "The capital of Japan is Tokyo."},
+        {",\"stop\":[\"of Jap\"]", "The capital "},
+        {",\"stop\":[\"of Jap\",\"capital of Japan\",\"of\"]", "The capital "},
+        {",\"stop\":[\"The\"]", ""},
+    };
+    if (!smollm2_path()) skip();
+    struct running r;
+    char body[512];
+    START(&r, "-m", smollm2_path(), "--port", "0", "-c", "1024");
+    await_ready(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct streamed s;
+        char more[256];
+        snprintf(more, sizeof more,
+                 "%s,\"stream\":true,\"stream_options\":{\"include_usage\":true}", cases[i].more);
+        snprintf(body, sizeof body, question, more);
+        ask(&r.site, "POST", "/v1/chat/completions", body, &a);
+        assert_status(&a, 200);
+        streamed_read(&s, &a.body);
+        assert_string_equal(strbuf_cstr(&s.text[0]), cases[i].text);
+        assert_string_equal(json_string_value(s.finish[0]), "stop");
+        assert_int_equal(json_integer_value(json_object_get(s.usage, "prompt_tokens")), 37);
+        if (i == 0) {
+            assert_int_equal(json_integer_value(json_object_get(s.usage, "completion_tokens")), 8);
+            assert_int_equal(json_integer_value(json_object_get(s.usage, "total_tokens")), 45);
+        }
+        streamed_free(&s);
+    }
+    static const char *const odd[] = {"{\"49152\":5}", "{\"4294967296\":5}", "{\"-1\":5}",
+                                      "{\"x\":1}",     "{\"504\":\"a\"}",    "[]"};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        char more[64];
+        snprintf(more, sizeof more, ",\"logit_bias\":%s", odd[i]);
+        snprintf(body, sizeof body, question, more);
+        ask(&r.site, "POST", "/v1/chat/completions", body, &a);
+        assert_status(&a, 400);
+        assert_holds(strbuf_cstr(&a.body), "\"param\":\"logit_bias\"");
+    }
+    kill(r.pid, SIGTERM);
+    assert_int_equal(end(&r), 0);
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -353,6 +405,7 @@ int main(void)
         cmocka_unit_test(what_cannot_start),
         cmocka_unit_test(warns_of_strangers),
         cmocka_unit_test(model_is_missing),
+        cmocka_unit_test(the_real_model),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

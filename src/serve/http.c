@@ -240,6 +240,7 @@ static enum MHD_Result arrive(struct server *s, struct MHD_Connection *connectio
     *context = x;
     x->outcome = 499;
     x->method = method_name(method);
+    snprintf(x->url, sizeof x->url, "%s", url);
     copy_printable(x->path, sizeof x->path, url);
     choose_request_id(x);
     name_client(x);

@@ -73,7 +73,7 @@ static void get_models(struct exchange *x)
 static void get_model(struct exchange *x)
 {
     const struct server *s = x->server;
-    const char *wanted = x->path + strlen(x->route->path);
+    const char *wanted = x->url + strlen(x->route->path);
     for (size_t i = 0; i < n_names(s); i++) {
         if (strcmp(name_at(s, i), wanted) != 0) continue;
         reply_json(x, 200, model_json(s, wanted));

@@ -79,6 +79,7 @@ struct exchange {
     const struct route *route;
     const char *method; /* static */
     char request_id[REQUEST_ID_SIZE];
+    char url[256];
     char path[256], client[64]; /* for the log; printable */
     double arrived;
     struct strbuf body;
