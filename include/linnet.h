@@ -262,6 +262,7 @@ typedef struct linnet_event {
     const linnet_error *error; /* with LINNET_FINISH_ERROR */
     linnet_timings timings;
     int32_t preemptions;
+    int32_t stop; /* which stop string ended the text: its index in the request, from 1; 0: none */
 } linnet_event;
 
 /*

@@ -21,6 +21,7 @@ struct answer {
     int32_t n_tokens, capacity;
     struct strbuf text;
     linnet_finish finish; /* NONE until the last event */
+    int32_t stop;
     linnet_error error;
     int32_t prompt_done, cached_tokens, preemptions;
     linnet_timings timings;
@@ -68,6 +69,7 @@ static inline void job_event(void *user, const linnet_event *event)
     if (event->type != LINNET_EVENT_FINISHED) return;
     if (!event->finish) a->fault = "FINISHED without a reason";
     a->finish = event->finish;
+    a->stop = event->stop;
     a->timings = event->timings;
     a->preemptions = event->preemptions;
     if (event->error) a->error = *event->error;

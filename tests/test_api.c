@@ -124,16 +124,18 @@ static void text_and_stop_strings(void **state)
     while (text[at] < 0x20 || text[at + 1] < 0x20 || text[at + 2] < 0x20) at++;
     memcpy(stop, text + at, 3);
     at = (size_t)(strstr(text, stop) - text);
-    const char *stops[] = {stop};
+    const char *stops[] = {"not in the text", stop};
+    assert_int_equal(job->answers[0].stop, 0);
     for (int include = 0; include < 2; include++) {
         job_reset(job);
         job->request.stop = stops;
-        job->request.n_stop = 1;
+        job->request.n_stop = 2;
         job->request.include_stop = include;
         job_submit(job, engine);
         job_wait(job);
         const struct answer *a = &job->answers[0];
         assert_int_equal(a->finish, LINNET_FINISH_STOP);
+        assert_int_equal(a->stop, 2);
         assert_int_equal(a->text.size, at + (include ? 3 : 0));
         assert_memory_equal(strbuf_cstr(&a->text), text, a->text.size);
         assert_true(a->n_tokens <= 40);

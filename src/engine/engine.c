@@ -76,7 +76,9 @@ void engine_finish(linnet_engine *e, struct choice *c, linnet_finish why, const 
                           .error = error,
                           .timings = timings(c),
                           .preemptions = c->sequence.n_preemptions};
-    if (c->detokenizer && !c->stopped)
+    if (c->stopped)
+        event.stop = (int32_t)detokenizer_stop(c->detokenizer);
+    else if (c->detokenizer)
         detokenizer_finish(c->detokenizer, &event.text, &event.text_size);
     engine_emit(c, &event);
 }

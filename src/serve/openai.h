@@ -116,6 +116,7 @@ struct openai_answer {
     bool has_logprobs;
     bool failed; /* memory ran out: what is here is not whole */
     linnet_finish finish;
+    int32_t stop;       /* as linnet_event says it */
     linnet_error error; /* with LINNET_FINISH_ERROR */
     linnet_timings timings;
 };

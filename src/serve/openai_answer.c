@@ -117,6 +117,7 @@ void openai_answer_add(struct openai_answer *answer, const linnet_event *event)
     if (answer->is_parsed) parse(answer, event);
     if (event->type != LINNET_EVENT_FINISHED) return;
     answer->finish = event->finish;
+    answer->stop = event->stop;
     answer->timings = event->timings;
     if (event->error) answer->error = *event->error;
     if (!answer->failed && !answer->text.failed) return;

@@ -57,6 +57,9 @@ static inline const char *kind_of(const json_t *value)
 /* tools, tool_choice, parallel_tool_calls, and the legacy fields, which are refused. */
 linnet_status openai_read_tools(struct parser *p);
 
+/* 1 to TOOL_NAME_SIZE - 1 letters, digits, _ and -. */
+bool openai_is_tool_name(const json_t *value);
+
 /* The messages as templates expect them: a tool call's arguments are an object, not its text; a
  * message of nothing but calls has the content "". */
 linnet_status openai_template_messages(struct parser *p, json_t **messages);

@@ -9,7 +9,7 @@ enum { MAX_TOOLS = 128 };
 
 /* ---- tools, tool_choice -------------------------------------------------------------------- */
 
-static bool is_name(const json_t *value)
+bool openai_is_tool_name(const json_t *value)
 {
     static const char letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -39,7 +39,7 @@ static linnet_status read_tool(struct parser *p, const json_t *tool, size_t i)
     if (!json_is_object(function))
         return FAIL(p, "tools", LINNET_INVALID, "tools[%zu].function: expected an object, found %s",
                     i, kind_of(function));
-    if (!is_name(name))
+    if (!openai_is_tool_name(name))
         return FAIL(p, "tools", LINNET_INVALID,
                     "tools[%zu].function.name: expected 1 to %d letters, digits, _ and -", i,
                     TOOL_NAME_SIZE - 1);
@@ -163,7 +163,7 @@ static linnet_status call_for_template(struct parser *p, json_t *call, size_t i,
                     "messages[%zu].tool_calls[%zu]: expected an object of type \"function\" with "
                     "a function",
                     i, k);
-    if (!is_name(json_object_get(function, "name")))
+    if (!openai_is_tool_name(json_object_get(function, "name")))
         return FAIL(p, "messages", LINNET_INVALID,
                     "messages[%zu].tool_calls[%zu].function.name: expected 1 to %d letters, "
                     "digits, _ and -",

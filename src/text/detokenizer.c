@@ -29,6 +29,7 @@ struct detokenizer {
     bool run_broken; /* its run has an invalid byte: the rest of it is U+FFFD as well */
     size_t strip;    /* leading blanks still to be taken off */
     bool started, stopped;
+    size_t stop; /* which of stops it was, from 1 */
     char *buffer;
     size_t size, given; /* buffer[0, given) was given out by the last call */
 };
@@ -112,7 +113,7 @@ void detokenizer_destroy(struct detokenizer *d)
 
 void detokenizer_reset(struct detokenizer *d)
 {
-    d->n_pending = d->size = d->given = 0;
+    d->n_pending = d->size = d->given = d->stop = 0;
     d->strip = d->t->decoder.strip_left;
     d->started = d->stopped = d->in_run = d->run_broken = false;
     for (size_t i = 0; i < d->n_stops; i++) d->stops[i].matched = 0;
@@ -132,7 +133,9 @@ static void add_text_byte(struct detokenizer *d, char byte)
     for (size_t i = 0; i < d->n_stops; i++) {
         struct stop *s = &d->stops[i];
         s->matched = advance(s, s->matched, byte);
-        if (s->matched == s->size && s->size > completed) completed = s->size;
+        if (s->matched < s->size || s->size <= completed) continue;
+        completed = s->size;
+        d->stop = i + 1;
     }
     if (!completed) return;
     d->stopped = true;
@@ -223,6 +226,11 @@ bool detokenizer_push(struct detokenizer *d, int32_t id, const char **text, size
         if (d->stops[i].matched > held) held = d->stops[i].matched;
     give_out(d, held, text, size);
     return d->stopped;
+}
+
+size_t detokenizer_stop(const struct detokenizer *d)
+{
+    return d->stop;
 }
 
 void detokenizer_finish(struct detokenizer *d, const char **text, size_t *size)

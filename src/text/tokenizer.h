@@ -96,6 +96,8 @@ void detokenizer_destroy(struct detokenizer *d);
  * text given out ends before it, and nothing more must be pushed.
  */
 bool detokenizer_push(struct detokenizer *d, int32_t id, const char **text, size_t *size);
+/* Which stop string that was: its index among the options' stops, from 1; 0: none so far. */
+size_t detokenizer_stop(const struct detokenizer *d);
 /* The end of the answer: gives out what was held back. */
 void detokenizer_finish(struct detokenizer *d, const char **text, size_t *size);
 /* Ready for another answer with the same options (the sequence starts anew). */
