@@ -109,6 +109,27 @@ void reply_json(struct exchange *x, int status, json_t *json)
     atomic_store(&x->stage, STAGE_REPLY);
 }
 
+void reply_written(struct exchange *x, int status)
+{
+    if (x->reply.failed) {
+        reply_json(x, 500, NULL);
+        return;
+    }
+    x->status = status;
+    atomic_store(&x->stage, STAGE_REPLY);
+}
+
+/* The error in the form that the route's clients know. */
+static void reply_message(struct exchange *x, int status, const char *message, json_t *openai)
+{
+    if (!x->route || !x->route->messages) {
+        reply_json(x, status, openai);
+        return;
+    }
+    json_decref(openai);
+    reply_json(x, anthropic_http_status(status), anthropic_error(status, message, x->request_id));
+}
+
 void reply_error(struct exchange *x, int status, const char *type, const char *code,
                  const char *format, ...)
 {
@@ -119,17 +140,17 @@ void reply_error(struct exchange *x, int status, const char *type, const char *c
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     error_set(&err, LINNET_INVALID, "%s", text);
-    reply_json(x, status,
-               json_pack("{s:{s:o,s:s,s:n,s:s?}}", "error", "message",
-                         openai_text(err.message, strlen(err.message)), "type", type, "param",
-                         "code", code));
+    reply_message(x, status, err.message,
+                  json_pack("{s:{s:o,s:s,s:n,s:s?}}", "error", "message",
+                            openai_text(err.message, strlen(err.message)), "type", type, "param",
+                            "code", code));
 }
 
 void reply_fault(struct exchange *x, const struct openai_fault *fault)
 {
     int status = openai_http_status(fault->error.status);
     if (status == 503) x->retry_after = 1;
-    reply_json(x, status, openai_error(fault));
+    reply_message(x, status, fault->error.message, openai_error(fault));
 }
 
 void reply_status(struct exchange *x, const linnet_error *err)

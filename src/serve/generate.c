@@ -224,7 +224,10 @@ static bool prepare(struct exchange *x, struct openai_request *request)
     x->submissions = submissions;
     x->n_answers = answers ? n_answers : 0;
     pthread_mutex_unlock(&x->mutex);
-    openai_make_id(request->endpoint, x->id);
+    if (x->route->messages)
+        anthropic_make_id(x->id);
+    else
+        openai_make_id(request->endpoint, x->id);
     x->created = time(NULL);
     return answers && submissions && x->cursors && x->last_token;
 }
@@ -248,11 +251,11 @@ static bool fits(struct exchange *x)
     return true;
 }
 
-static void generate(struct exchange *x, enum openai_endpoint endpoint)
+/* Takes the body over. */
+static void generate(struct exchange *x, enum openai_endpoint endpoint, json_t *body)
 {
     struct openai_request request;
     struct openai_fault fault;
-    json_t *body = route_body(x);
     if (!body) return;
     linnet_status status = openai_request_parse(x->server->model, endpoint, body, &request, &fault);
     json_decref(body);
@@ -284,12 +287,42 @@ static void generate(struct exchange *x, enum openai_endpoint endpoint)
 
 void generate_chat(struct exchange *x)
 {
-    generate(x, OPENAI_CHAT);
+    generate(x, OPENAI_CHAT, route_body(x));
 }
 
 void generate_completions(struct exchange *x)
 {
-    generate(x, OPENAI_COMPLETIONS);
+    generate(x, OPENAI_COMPLETIONS, route_body(x));
+}
+
+/* The body as that of a chat; NULL: the reply says why not. */
+static json_t *chat_body(struct exchange *x, enum anthropic_endpoint endpoint)
+{
+    struct openai_fault fault = {0};
+    json_t *body = route_body(x), *chat = NULL;
+    if (!body) return NULL;
+    if (anthropic_request(endpoint, body, &chat, &fault)) reply_fault(x, &fault);
+    json_decref(body);
+    return chat;
+}
+
+void generate_messages(struct exchange *x)
+{
+    generate(x, OPENAI_CHAT, chat_body(x, ANTHROPIC_MESSAGES));
+}
+
+void generate_count(struct exchange *x)
+{
+    struct openai_request request;
+    struct openai_fault fault;
+    json_t *chat = chat_body(x, ANTHROPIC_COUNT_TOKENS);
+    if (!chat) return;
+    if (openai_request_parse(x->server->model, OPENAI_CHAT, chat, &request, &fault))
+        reply_fault(x, &fault);
+    else
+        reply_json(x, 200, anthropic_count(&request));
+    openai_request_free(&request);
+    json_decref(chat);
 }
 
 /* ---- the whole answer ---------------------------------------------------------------------- */
@@ -359,12 +392,19 @@ void generate_reply(struct exchange *x)
         reply_status(x, &err);
         return;
     }
+    const char *model_name = x->request.model ? x->request.model : route_name(x->server);
+    if (x->route->messages) {
+        struct anthropic_reply reply = {x->id, model_name, &x->request, x->answers};
+        strbuf_clear(&x->reply);
+        anthropic_message(&reply, &x->reply);
+        reply_written(x, 200);
+        return;
+    }
     struct openai_reply reply = {.id = x->id,
-                                 .model_name = route_name(x->server),
+                                 .model_name = model_name,
                                  .created = x->created,
                                  .answers = x->answers,
                                  .n_answers = x->n_answers};
-    if (x->request.model) reply.model_name = x->request.model;
     json_t *json = openai_response(x->server->model, &x->request, &reply);
     if (json && x->request.debug) json_object_set_new(json, "debug", generate_debug(x));
     reply_json(x, 200, json);

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include "serve/anthropic.h"
 #include "serve/metrics.h"
 #include "serve/openai.h"
 #include "serve/server.h"
@@ -36,6 +37,7 @@ struct route {
     bool open;                        /* needs no key */
     bool needs_engine;                /* 503 while there is none */
     bool generates;                   /* 503 while draining */
+    bool messages;                    /* of the Anthropic API: errors have its form */
     void (*get)(struct exchange *x);  /* NULL: not a method of it. On the connection thread */
     void (*post)(struct exchange *x); /* by a worker, with a body */
 };
@@ -104,7 +106,8 @@ struct exchange {
     struct strbuf out;              /* of the stream: formatted and not yet sent */
     size_t out_sent;
     bool stream_ended, ping_due;
-    struct cursor *cursors; /* [n_answers] */
+    struct cursor *cursors;           /* [n_answers] */
+    struct anthropic_stream messages; /* in its place where the route is anthropic */
     double last_sent;
 
     pthread_mutex_t mutex; /* guards what follows */
@@ -188,6 +191,7 @@ void exchange_watch(struct exchange *x);
 
 /* Set the reply: stage becomes STAGE_REPLY. */
 void reply_json(struct exchange *x, int status, json_t *json); /* takes over json */
+void reply_written(struct exchange *x, int status);            /* x->reply is the body already */
 void reply_error(struct exchange *x, int status, const char *type, const char *code,
                  const char *format, ...) __attribute__((format(printf, 5, 6)));
 void reply_fault(struct exchange *x, const struct openai_fault *fault);
@@ -211,6 +215,8 @@ const char *route_name(const struct server *s);
 
 void generate_chat(struct exchange *x);
 void generate_completions(struct exchange *x);
+void generate_messages(struct exchange *x);
+void generate_count(struct exchange *x);
 /* The whole answer, once every choice has finished. By a worker. */
 void generate_reply(struct exchange *x);
 /* The "debug" field of an answer that is finished. */

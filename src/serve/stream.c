@@ -190,10 +190,28 @@ static void write_end(struct exchange *x)
     x->stream_ended = true;
 }
 
+/* The same in the form of the Anthropic API, which has one answer. */
+static void look_for_messages(struct exchange *x)
+{
+    struct anthropic_reply reply = {x->id,
+                                    x->request.model ? x->request.model : route_name(x->server),
+                                    &x->request, x->answers};
+    pthread_mutex_lock(&x->mutex);
+    anthropic_stream_write(&x->messages, &reply, &x->out);
+    linnet_finish finish = x->answers->finish;
+    pthread_mutex_unlock(&x->mutex);
+    x->stream_ended = x->messages.ended;
+    if (x->stream_ended && finish == LINNET_FINISH_NONE) exchange_cancel(x, false);
+}
+
 /* Formats what has come. */
 static void look(struct exchange *x)
 {
     size_t n_finished = 0;
+    if (x->route->messages) {
+        look_for_messages(x);
+        return;
+    }
     for (size_t i = 0; i < x->n_answers && !x->stream_ended; i++) {
         struct fresh fresh;
         n_finished += x->cursors[i].finished;
@@ -220,7 +238,12 @@ ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
         if (x->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
         look(x);
         if (x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
-        if (x->out.size == 0 && x->ping_due) strbuf_text(&x->out, ": ping\n\n");
+        if (x->out.size == 0 && x->ping_due) {
+            if (x->route->messages)
+                anthropic_stream_ping(&x->out);
+            else
+                strbuf_text(&x->out, ": ping\n\n");
+        }
         x->ping_due = false;
     }
     size_t n = x->out.size - x->out_sent;
