@@ -33,6 +33,7 @@ static linnet_status read_tool(struct parser *p, const json_t *tool, size_t i)
     const json_t *function = json_object_get(tool, "function");
     const json_t *name = json_object_get(function, "name");
     const json_t *parameters = json_object_get(function, "parameters");
+    const json_t *text = json_object_get(function, "description");
     if (!is_string(type, "function"))
         return FAIL(p, "tools", LINNET_INVALID, "tools[%zu].type: expected \"function\", found %s",
                     i, json_is_string(type) ? "another type" : kind_of(type));
@@ -47,6 +48,10 @@ static linnet_status read_tool(struct parser *p, const json_t *tool, size_t i)
         return FAIL(p, "tools", LINNET_INVALID,
                     "tools[%zu].function.parameters: expected an object, found %s", i,
                     kind_of(parameters));
+    if (!absent(text) && !json_is_string(text))
+        return FAIL(p, "tools", LINNET_INVALID,
+                    "tools[%zu].function.description: expected a string, found %s", i,
+                    kind_of(text));
     char *copy = mem_string(json_string_value(name), json_string_length(name));
     if (!copy) return no_memory(p, "tools");
     p->out->tools[p->out->n_tools++] = copy;
@@ -157,7 +162,11 @@ static json_t *arguments_object(json_t *arguments)
 static linnet_status call_for_template(struct parser *p, json_t *call, size_t i, size_t k)
 {
     json_t *function = json_object_get(call, "function");
-    const json_t *type = json_object_get(call, "type");
+    const json_t *type = json_object_get(call, "type"), *id = json_object_get(call, "id");
+    if (!absent(id) && !json_is_string(id))
+        return FAIL(p, "messages", LINNET_INVALID,
+                    "messages[%zu].tool_calls[%zu].id: expected a string, found %s", i, k,
+                    kind_of(id));
     if (!json_is_object(function) || (!absent(type) && !is_string(type, "function")))
         return FAIL(p, "messages", LINNET_INVALID,
                     "messages[%zu].tool_calls[%zu]: expected an object of type \"function\" with "
@@ -183,7 +192,9 @@ static linnet_status calls_for_template(struct parser *p, json_t *message, size_
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t k;
     if (absent(calls)) return LINNET_OK;
-    if (!json_is_array(calls) || !is_string(json_object_get(message, "role"), "assistant"))
+    bool some = json_array_size(calls) > 0;
+    bool by_assistant = is_string(json_object_get(message, "role"), "assistant");
+    if (!json_is_array(calls) || (some && !by_assistant))
         return FAIL(p, "messages", LINNET_INVALID,
                     "messages[%zu].tool_calls: expected a list in a message of the assistant", i);
     json_array_foreach(calls, k, call)
@@ -191,8 +202,8 @@ static linnet_status calls_for_template(struct parser *p, json_t *message, size_
         linnet_status status = call_for_template(p, call, i, k);
         if (status) return status;
     }
-    if (json_array_size(calls) == 0) json_object_del(message, "tool_calls");
-    if (absent(json_object_get(message, "content")) && json_array_size(calls) > 0)
+    if (!some) json_object_del(message, "tool_calls");
+    if (some && absent(json_object_get(message, "content")))
         json_object_set_new(message, "content", json_string(""));
     return LINNET_OK;
 }
@@ -200,16 +211,20 @@ static linnet_status calls_for_template(struct parser *p, json_t *message, size_
 static linnet_status message_for_template(struct parser *p, json_t *message, size_t i)
 {
     const json_t *role = json_object_get(message, "role");
-    const json_t *id = json_object_get(message, "tool_call_id");
+    static const char *const texts[] = {"tool_call_id", "reasoning", "reasoning_content"};
     json_t *reasoning = json_object_get(message, "reasoning");
     if (is_string(role, "function") || !absent(json_object_get(message, "function_call")))
         return FAIL(p, "messages", LINNET_UNSUPPORTED,
                     "messages[%zu]: the old function messages are not supported: use tool_calls "
                     "and role \"tool\"",
                     i);
-    if (!absent(id) && !json_is_string(id))
-        return FAIL(p, "messages", LINNET_INVALID,
-                    "messages[%zu].tool_call_id: expected a string, found %s", i, kind_of(id));
+    for (size_t k = 0; k < sizeof texts / sizeof *texts; k++) {
+        const json_t *text = json_object_get(message, texts[k]);
+        if (!absent(text) && !json_is_string(text))
+            return FAIL(p, "messages", LINNET_INVALID,
+                        "messages[%zu].%s: expected a string, found %s", i, texts[k],
+                        kind_of(text));
+    }
     if (json_is_string(reasoning) && absent(json_object_get(message, "reasoning_content")))
         json_object_set(message, "reasoning_content", reasoning);
     return calls_for_template(p, message, i);
@@ -282,7 +297,7 @@ static linnet_status append_prefix(struct parser *p, const struct strbuf *prefix
     int32_t *all = mem_resize(prompt->ids, prompt->n + n, sizeof *all);
     if (all) {
         memcpy(all + prompt->n, ids, n * sizeof *all);
-        *prompt = (struct openai_prompt){all, prompt->n + n};
+        *prompt = (struct openai_prompt){.ids = all, .n = prompt->n + n};
     }
     linnet_free(ids);
     return all ? LINNET_OK : no_memory(p, "tool_choice");

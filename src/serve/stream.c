@@ -155,6 +155,7 @@ static bool write_choice(struct exchange *x, size_t i, const struct fresh *fresh
     if (!c->begun && fresh->good && (fresh->answer.n_tokens || ended)) {
         c->begun = true;
         if (x->request.endpoint == OPENAI_CHAT) write_role(x, i);
+        if (x->request.echo) write_piece(x, i, openai_echo(&x->request, i), NULL);
     }
     if (c->begun) write_fresh(x, i, fresh);
     if (ended && fresh->good) write_finish(x, i, fresh->finish_reason);
