@@ -1,4 +1,4 @@
-# Makes a C file of a file's bytes. usage: cmake -DIN=page.html -DOUT=page.c -DNAME=page -DHEADER=serve/page.h -P embed.cmake
+# Makes a C file of a file's bytes. usage: cmake -DIN=page.html -DOUT=page.c -DNAME=page -DHEADER=serve/embedded.h -P embed.cmake
 file(READ ${IN} bytes HEX)
 string(LENGTH "${bytes}" size)
 math(EXPR size "${size} / 2")

@@ -70,6 +70,10 @@ static void routes(void **state)
         {"POST", chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"n\":100000}", 400,
          "\"param\":\"n\""},
         {"POST", completions, "{\"prompt\":\"x\",\"suffix\":\"y\"}", 400, "\"param\":\"suffix\""},
+        {"POST", completions, "{\"prompt\":\"x\",\"echo\":true,\"logprobs\":0}", 400,
+         "\"param\":\"echo\""},
+        {"POST", completions, "{\"prompt\":\"x\",\"model\":\"\",\"max_tokens\":1}", 200,
+         "\"model\":\"qwen3-tiny\""},
         {"POST", completions, "{\"prompt\":[999999]}", 400, "\"param\":\"prompt\""},
         {"POST", completions, "{\"prompt\":[-1]}", 400, "\"param\":\"prompt\""},
         {"POST", completions, "{\"prompt\":\"x\",\"logit_bias\":{\"480\":1}}", 400,
@@ -80,6 +84,15 @@ static void routes(void **state)
          "\"count\":"},
         {"POST", "/tokenize", "{\"messages\":7}", 400, "invalid_request_error"},
         {"POST", "/tokenize", "{}", 400, "expected a text"},
+        {"POST", "/tokenize", "{\"prompt\":\"x\",\"add_special_tokens\":{}}", 400,
+         "\"param\":\"add_special_tokens\""},
+        {"POST", "/tokenize",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"add_special_tokens\":false}", 200,
+         "\"count\":"},
+        {"POST", "/tokenize",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{}]}", 400,
+         "\"param\":\"tools\""},
+        {"POST", "/detokenize", "{\"tokens\":[40.0]}", 200, "\"content\":"},
         {"POST", "/detokenize", "{\"tokens\":[1e9]}", 400, "tokens[0]"},
         {"POST", "/detokenize", "{\"tokens\":[480]}", 400, "tokens[0]"},
         {"POST", "/detokenize", "{}", 400, "expected a list"},
@@ -326,6 +339,9 @@ static void streams_equal_whole_answers(void **state)
     static const char *const plain[] = {
         "{\"prompt\":\"one two three\",\"temperature\":0,\"max_tokens\":30,\"ignore_eos\":true}",
         "{\"prompt\":[\"one\",\"two\"],\"temperature\":0,\"n\":2,\"ignore_eos\":true}",
+        "{\"prompt\":[\"one\",\"two \"],\"temperature\":0,\"n\":2,\"ignore_eos\":true,\"echo\":"
+        "true}",
+        "{\"prompt\":[40,41,42],\"temperature\":0,\"ignore_eos\":true,\"echo\":true}",
         "{\"prompt\":[[40,41],[42]],\"temperature\":0,\"ignore_eos\":true}",
         "{\"prompt\":[40,41,42],\"temperature\":0,\"logprobs\":2,\"ignore_eos\":true}",
     };
@@ -428,6 +444,38 @@ static void debug_field(void **state)
     streamed_free(&s);
 }
 
+/* The prompt stands before each of its answers, which are the same as without it. */
+static void echo(void **state)
+{
+    (void)state;
+    static const char *const prompts[] = {"\"a h\xC3\xA9llo <b>\"", "[40,41,42]"};
+    for (size_t i = 0; i < 2; i++) {
+        char body[256], shown[256] = "a h\xC3\xA9llo <b>";
+        if (i == 1) {
+            ask(&shared, "POST", "/detokenize", "{\"tokens\":[40,41,42]}", &a);
+            json_t *text = body_json(&a);
+            snprintf(shown, sizeof shown, "%s", json_string_value(json_object_get(text, "prompt")));
+            json_decref(text);
+        }
+        json_t *answers[2];
+        for (int with = 0; with < 2; with++) {
+            snprintf(body, sizeof body,
+                     "{\"prompt\":%s,\"temperature\":0,\"n\":2,\"ignore_eos\":true,\"echo\":%s}",
+                     prompts[i], with ? "true" : "false");
+            ask(&shared, "POST", completions, body, &a);
+            assert_status(&a, 200);
+            answers[with] = body_json(&a);
+        }
+        for (size_t c = 0; c < 2; c++) {
+            const char *text = content_of(answers[1], c);
+            assert_int_equal(strncmp(text, shown, strlen(shown)), 0);
+            assert_string_equal(text + strlen(shown), content_of(answers[0], c));
+        }
+        json_decref(answers[0]);
+        json_decref(answers[1]);
+    }
+}
+
 static void context_overflow(void **state)
 {
     (void)state;
@@ -456,6 +504,7 @@ int main(void)
         cmocka_unit_test(answers_are_the_engines),
         cmocka_unit_test(usage_only_when_asked),
         cmocka_unit_test(debug_field),
+        cmocka_unit_test(echo),
         cmocka_unit_test(context_overflow),
     };
     return cmocka_run_group_tests(tests, open_shared, close_shared);

@@ -250,6 +250,8 @@ static void refused_fields(void **state)
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\\u0000\"}}]"},
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\", "
                   "\"parameters\": []}}]"},
+        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\", "
+                  "\"description\": 5}}]"},
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": "
                   "\"a2345678901234567890123456789012345678901234567890123456789012345\"}}]"},
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"not_in_prompt\"}}]"},
@@ -321,6 +323,8 @@ static void refused_messages(void **state)
         "{\"messages\": [{\"role\": \"user\", \"content\": \"\", \"tool_calls\": [" CALL_OF(
             "\"{}\"") "]}]}",
         "{\"messages\": [{\"role\": \"tool\", \"content\": \"1\", \"tool_call_id\": 5}]}",
+        MESSAGE("\"reasoning_content\": {}"),
+        MESSAGE("\"tool_calls\": [{\"id\": {}, \"function\": {\"name\": \"f\"}}]"),
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         if (parse(OPENAI_CHAT, bad[i]) == LINNET_OK) fail_msg("%s was accepted", bad[i]);
@@ -347,6 +351,11 @@ static void completion_prompts(void **state)
     assert_ok(parse(OPENAI_COMPLETIONS, "{\"prompt\": [[7, 8], [9]]}"), fault.error);
     assert_int_equal(request.n_prompts, 2);
     assert_int_equal(request.prompts[1].ids[0], 9);
+
+    assert_ok(parse(OPENAI_COMPLETIONS, "{\"prompt\": [\"a\\u0000b\", [7]], \"echo\": true}"),
+              fault.error);
+    assert_int_equal(request.prompts[0].text_size, 3);
+    assert_memory_equal(request.prompts[0].text, "a\0b", 3);
 
     static const char *const bad[] = {
         "{}",

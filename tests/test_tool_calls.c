@@ -452,7 +452,7 @@ static void render_calls(const char *source, size_t size, struct rendered *out)
                                 json_object_get(body, "tools"), "add_generation_prompt", 1);
     assert_ok(template_compile(source, size, "test", &t, &err), err);
     assert_ok(template_render(t, context, trusted, 0, out, &err), err);
-    assert_ok(openai_expect_answer(&p, out->text.data, out->text.size), fault.error);
+    assert_ok(openai_expect_answer(&p, out->text.data, out->text.size, "", 0), fault.error);
     assert_false(request.in_reasoning);
     template_free(t);
     json_decref(context);

@@ -86,6 +86,14 @@ void exchange_cancel(struct exchange *x, bool gone)
     pthread_mutex_unlock(&x->mutex);
 }
 
+bool exchange_is_gone(struct exchange *x)
+{
+    pthread_mutex_lock(&x->mutex);
+    bool gone = x->gone;
+    pthread_mutex_unlock(&x->mutex);
+    return gone;
+}
+
 void exchange_watch(struct exchange *x)
 {
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data = {.ptr = x}};

@@ -18,7 +18,7 @@ static void leave_queue(struct submission *sub)
     if (sub->begun) return;
     sub->begun = true;
     pthread_mutex_lock(&s->mutex);
-    s->n_queued--;
+    s->n_queued -= sub->exchange->request.request.n;
     s->queued_tokens -= sub->queue_tokens;
     pthread_mutex_unlock(&s->mutex);
 }
@@ -27,7 +27,7 @@ static void leave_engine(struct submission *sub)
 {
     struct server *s = sub->exchange->server;
     pthread_mutex_lock(&s->mutex);
-    s->n_live--;
+    s->n_live -= sub->exchange->request.request.n;
     s->live_tokens -= sub->live_tokens;
     pthread_mutex_unlock(&s->mutex);
 }
@@ -85,7 +85,10 @@ static void on_event(void *user, const linnet_event *e)
     bool last = sub->n_left == 0;
     bool all = x->n_finished == x->n_answers && x->submitted, gone = x->gone;
     bool stream = x->request.stream;
+    /* with one answer, its first call may be its end: nobody hears the rest */
+    bool closed = !finished && x->n_answers == 1 && openai_answer_is_closed(x->answers);
     pthread_mutex_unlock(&x->mutex);
+    if (closed) exchange_cancel(x, false);
     if (finished) measure_choice(x, e, now);
     if (e->error && e->error->status == LINNET_DEVICE) atomic_store(&x->server->failed, true);
     if (!gone && stream && e->type != LINNET_EVENT_PROMPT) exchange_wake(x);
@@ -124,7 +127,7 @@ static bool enter_queue(struct exchange *x)
         sub->queue_tokens = r->request.n * (n_prompt + most);
         queue += sub->queue_tokens;
     }
-    int32_t n = (int32_t)r->n_prompts;
+    int32_t n = (int32_t)r->n_prompts * r->request.n;
     pthread_mutex_lock(&s->mutex);
     bool crowded =
         s->n_queued + n > s->options.max_queue_requests && s->n_live >= s->plan.max_num_seqs;
@@ -385,10 +388,9 @@ void generate_reply(struct exchange *x)
     for (size_t i = 0; i < x->n_answers; i++) {
         const struct openai_answer *a = &x->answers[i];
         linnet_error err = a->error;
+        if (openai_answer_is_good(a)) continue;
         if (a->finish == LINNET_FINISH_CANCELLED)
             error_set(&err, LINNET_CANCELLED, "the server is shutting down: ask again later");
-        else if (a->finish != LINNET_FINISH_ERROR)
-            continue;
         reply_status(x, &err);
         return;
     }

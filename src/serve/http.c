@@ -257,7 +257,9 @@ static enum MHD_Result receive(struct exchange *x, const char *bytes, size_t n)
     struct server *s = x->server;
     struct peer *peer = peer_of(x->connection);
     size_t limit = (size_t)s->options.max_body;
-    if (peer) peer->deadline += (double)n / BODY_SLOWEST;
+    if (peer) /* what came fast earns no time to be silent in */
+        peer->deadline =
+            fmin(peer->deadline + (double)n / BODY_SLOWEST, clock_seconds() + s->options.body_s);
     x->body_seen += n;
     if (x->body_seen > 2 * limit) return MHD_NO; /* chunks without end */
     if (atomic_load(&x->stage) != STAGE_RECEIVING) return MHD_YES;
@@ -274,6 +276,7 @@ static enum MHD_Result receive(struct exchange *x, const char *bytes, size_t n)
 
 static enum MHD_Result wait_for(struct exchange *x)
 {
+    if (x->server->closing) return MHD_NO;
     exchange_watch(x);
     x->suspended = true;
     MHD_suspend_connection(x->connection);

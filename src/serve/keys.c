@@ -58,6 +58,8 @@ static linnet_status read_file(struct key_list *list, const char *path, linnet_e
         return error_set(err, LINNET_IO, "%s: the keys cannot be read: %s", path, strerror(errno));
     for (int number = 1; !status && fgets(line, sizeof line, f); number++) {
         size_t n = strcspn(line, "\r\n");
+        bool whole = n < strlen(line) || feof(f);
+        for (int c = 0; !whole && c != EOF && c != '\n';) c = fgetc(f); /* of a longer line */
         snprintf(where, sizeof where, "%.200s, line %d", path, number);
         if (n && line[0] != '#') status = add(list, line, n, where, err);
     }

@@ -20,6 +20,8 @@ enum openai_endpoint { OPENAI_CHAT, OPENAI_COMPLETIONS };
 struct openai_prompt {
     int32_t *ids; /* at least one */
     size_t n;
+    char *text; /* with echo: what stands before the answer; linnet_free */
+    size_t text_size;
 };
 
 enum { OPENAI_MAX_PROMPTS = 128, OPENAI_MAX_CHOICES = LIMIT_CHOICES, OPENAI_FIELD_SIZE = 64 };
@@ -32,6 +34,7 @@ struct openai_request {
     struct openai_prompt *prompts; /* chat has one */
     size_t n_prompts;
     bool stream, include_usage, return_token_ids;
+    bool echo;      /* completions: prompts stand before their answers */
     bool debug;     /* the answer says what was made of the request */
     char *model;    /* as asked for; NULL if not */
     char *rendered; /* with debug: what the template made of a chat; linnet_free */
@@ -62,6 +65,9 @@ linnet_status openai_request_parse(const linnet_model *model, enum openai_endpoi
                                    const json_t *body, struct openai_request *out,
                                    struct openai_fault *fault);
 void openai_request_free(struct openai_request *request);
+
+/* A number without a fraction, also when written as 5.0. */
+bool openai_integer(const json_t *value, int64_t *out);
 
 /* 400 for what the caller can mend, else 500 (503 out of memory). */
 int openai_http_status(linnet_status status);
@@ -133,6 +139,9 @@ void openai_answer_free(struct openai_answer *answer);
 /* Nothing more of this answer will be told: with parallel_tool_calls false its call has come. */
 bool openai_answer_is_closed(const struct openai_answer *answer);
 
+/* The answer is one: it has not failed, and was not cut off but where it is closed. */
+bool openai_answer_is_good(const struct openai_answer *answer);
+
 /* "stop", "length", "tool_calls", ...: a stop after at least one complete call is "tool_calls". */
 const char *openai_finish_reason(const struct openai_answer *answer);
 
@@ -164,6 +173,9 @@ struct openai_reply {
 
 /* "chatcmpl-" or "cmpl-" and 24 hexadecimal digits. */
 void openai_make_id(enum openai_endpoint endpoint, char id[OPENAI_ID_SIZE]);
+
+/* With echo: the prompt of this choice, as text; else empty. */
+json_t *openai_echo(const struct openai_request *request, size_t choice);
 
 /* The body of a whole response; NULL out of memory. */
 json_t *openai_response(const linnet_model *model, const struct openai_request *request,

@@ -145,6 +145,12 @@ bool openai_answer_is_closed(const struct openai_answer *answer)
     return answer->is_parsed && answer->parser.state == TOOL_CLOSED;
 }
 
+bool openai_answer_is_good(const struct openai_answer *answer)
+{
+    return answer->finish != LINNET_FINISH_ERROR &&
+           (answer->finish != LINNET_FINISH_CANCELLED || openai_answer_is_closed(answer));
+}
+
 const char *openai_finish_reason(const struct openai_answer *answer)
 {
     linnet_finish finish = answer->finish;

@@ -65,8 +65,10 @@ bool openai_is_tool_name(const json_t *value);
 linnet_status openai_template_messages(struct parser *p, json_t **messages);
 
 /* Reads off the rendered prompt whether the answer begins inside reasoning and, where a call is
- * demanded, in which form; then puts the call's beginning behind the prompt. */
-linnet_status openai_expect_answer(struct parser *p, const char *rendered, size_t size);
+ * demanded, in which form; then puts the call's beginning behind the prompt. plain: the same prompt
+ * without the request's tools: what the template makes of them is the difference. */
+linnet_status openai_expect_answer(struct parser *p, const char *rendered, size_t size,
+                                   const char *plain, size_t plain_size);
 
 void openai_free_tools(struct openai_request *request);
 

@@ -21,7 +21,6 @@ static const struct {
     {"documents", "[]"},
     {"dry_multiplier", "0|0.0"},
     {"dynatemp_range", "0|0.0"},
-    {"echo", "false"},
     {"grammar", "\"\""},
     {"guided_choice", ""},
     {"guided_grammar", ""},
@@ -91,8 +90,7 @@ static linnet_status read_bool(struct parser *p, const char *field, bool *out)
     return LINNET_OK;
 }
 
-/* A number without a fraction, also when written as 5.0. */
-static bool as_integer(const json_t *value, int64_t *out)
+bool openai_integer(const json_t *value, int64_t *out)
 {
     if (json_is_integer(value)) {
         *out = json_integer_value(value);
@@ -110,7 +108,7 @@ static linnet_status read_integer(struct parser *p, const char *field, int64_t m
     const json_t *value = get(p, field);
     int64_t number;
     if (!value) return LINNET_OK;
-    if (!as_integer(value, &number))
+    if (!openai_integer(value, &number))
         return FAIL(p, field, LINNET_INVALID, "%s: expected an integer, found %s", field,
                     kind_of(value));
     if (number < min || number > max)
@@ -282,10 +280,10 @@ static linnet_status read_ids(struct parser *p, const char *field, const json_t 
     *out = ids;
     for (size_t i = 0; i < n; i++) {
         const json_t *item = json_array_get(list, i);
-        if (!json_is_integer(item))
+        int64_t id;
+        if (!openai_integer(item, &id))
             return FAIL(p, field, LINNET_INVALID, "%s: expected token ids, found %s", field,
                         kind_of(item));
-        json_int_t id = json_integer_value(item);
         if (id < 0 || id >= p->info.vocab_size)
             return FAIL(p, field, LINNET_INVALID, "%s: expected token ids from 0 to %d, found %lld",
                         field, p->info.vocab_size - 1, (long long)id);
@@ -356,6 +354,22 @@ static linnet_status read_stream(struct parser *p)
     return LINNET_OK;
 }
 
+/* The engine computes no log-probabilities of a prompt: an answer with some would mislead. */
+static linnet_status read_echo(struct parser *p)
+{
+    bool *echo = &p->out->echo;
+    linnet_status status = read_bool(p, "echo", echo);
+    if (status || !*echo) return status;
+    if (p->out->endpoint == OPENAI_CHAT)
+        return FAIL(p, "echo", LINNET_UNSUPPORTED,
+                    "echo: chats do not support it: leave the field out");
+    if (p->out->request.want_logprobs)
+        return FAIL(p, "echo", LINNET_UNSUPPORTED,
+                    "echo: the log-probabilities of a prompt's tokens are not computed: leave out "
+                    "echo or logprobs");
+    return LINNET_OK;
+}
+
 static linnet_status read_reply(struct parser *p)
 {
     linnet_request *r = &p->out->request;
@@ -368,11 +382,13 @@ static linnet_status read_reply(struct parser *p)
     if (model && strlen(json_string_value(model)) != json_string_length(model))
         return FAIL(p, "model", LINNET_INVALID,
                     "model: expected a name without the character U+0000");
-    if (model && !(p->out->model = mem_string(json_string_value(model), json_string_length(model))))
+    if (model && json_string_length(model) > 0 &&
+        !(p->out->model = mem_string(json_string_value(model), json_string_length(model))))
         return no_memory(p, "model");
     if ((status = read_i32(p, "n", 1, OPENAI_MAX_CHOICES, &r->n)) ||
         (status = read_bool(p, "return_token_ids", &p->out->return_token_ids)) ||
-        (status = read_bool(p, "debug", &p->out->debug)) || (status = read_logprobs(p)))
+        (status = read_bool(p, "debug", &p->out->debug)) || (status = read_logprobs(p)) ||
+        (status = read_echo(p)))
         return status;
     return read_stream(p);
 }
@@ -411,17 +427,17 @@ static linnet_status check_messages(struct parser *p)
 static linnet_status add_prompt(struct parser *p, const char *field, int32_t *ids, size_t n)
 {
     struct openai_prompt *prompt = &p->out->prompts[p->out->n_prompts++];
-    *prompt = (struct openai_prompt){ids, n};
+    *prompt = (struct openai_prompt){.ids = ids, .n = n};
     if (n > 0) return LINNET_OK;
     return FAIL(p, field, LINNET_INVALID, "%s: expected at least one token, found none", field);
 }
 
 /* Only what the template is meant to see goes to the template. */
-static char *template_input(const struct parser *p, json_t *messages)
+static char *template_input(const struct parser *p, json_t *messages, bool tools)
 {
     static const char *const fields[] = {"add_generation_prompt", "chat_template_kwargs"};
     json_t *input = json_pack("{s:O}", "messages", messages);
-    if (p->out->n_tools) json_object_set(input, "tools", json_object_get(p->body, "tools"));
+    if (tools) json_object_set(input, "tools", json_object_get(p->body, "tools"));
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (get(p, fields[i]))
             json_object_set(input, fields[i], json_object_get(p->body, fields[i]));
@@ -430,17 +446,34 @@ static char *template_input(const struct parser *p, json_t *messages)
     return text;
 }
 
-/* The rendered chat's tokens, and what its text says about the answer to come. */
-static linnet_status render_chat(struct parser *p, const char *input)
+/* The chat as its template has it; ids may be NULL. */
+static linnet_status render(struct parser *p, json_t *messages, bool tools, char **text,
+                            size_t *size, int32_t **ids, size_t *n)
 {
-    char *rendered = NULL;
-    size_t size = 0, n = 0;
+    int32_t *unwanted = NULL;
+    size_t none = 0;
+    char *input = template_input(p, messages, tools);
+    if (!input) return no_memory(p, "messages");
+    linnet_status status =
+        linnet_chat_tokenize(p->model, input, strlen(input), text, size, ids ? ids : &unwanted,
+                             ids ? n : &none, &p->fault->error);
+    free(input);
+    linnet_free(unwanted);
+    return status ? blame(p, "messages", status) : LINNET_OK;
+}
+
+/* The rendered chat's tokens, and what its text says about the answer to come. */
+static linnet_status render_chat(struct parser *p, json_t *messages)
+{
+    char *rendered = NULL, *plain = NULL; /* plain: without the tools */
+    size_t size = 0, plain_size = 0, n = 0;
     int32_t *ids = NULL;
-    linnet_status status = linnet_chat_tokenize(p->model, input, strlen(input), &rendered, &size,
-                                                &ids, &n, &p->fault->error);
-    if (status) return blame(p, "messages", status);
-    status = add_prompt(p, "messages", ids, n);
-    if (!status) status = openai_expect_answer(p, rendered, size);
+    bool tools = p->out->n_tools > 0;
+    linnet_status status = render(p, messages, tools, &rendered, &size, &ids, &n);
+    if (!status) status = add_prompt(p, "messages", ids, n);
+    if (!status && tools) status = render(p, messages, false, &plain, &plain_size, NULL, NULL);
+    if (!status) status = openai_expect_answer(p, rendered, size, plain, plain_size);
+    linnet_free(plain);
     if (p->out->debug) {
         p->out->rendered = rendered;
         p->out->rendered_size = size;
@@ -463,12 +496,23 @@ static linnet_status read_chat(struct parser *p)
                     "chat_template_kwargs: expected an object, found %s", kind_of(variables));
     json_t *messages = NULL;
     if ((status = openai_template_messages(p, &messages))) return status;
-    char *input = template_input(p, messages);
-    json_decref(messages);
     p->out->prompts = mem_new(1, sizeof *p->out->prompts);
-    status = input && p->out->prompts ? render_chat(p, input) : no_memory(p, "messages");
-    free(input);
+    status = p->out->prompts ? render_chat(p, messages) : no_memory(p, "messages");
+    json_decref(messages);
     return status;
+}
+
+/* The prompt added last: a text as it was given, token ids as the text that they are. */
+static linnet_status keep_text(struct parser *p, const json_t *value)
+{
+    struct openai_prompt *prompt = &p->out->prompts[p->out->n_prompts - 1];
+    if (!json_is_string(value))
+        return blame(p, "prompt",
+                     linnet_detokenize(p->model, prompt->ids, prompt->n, 0, &prompt->text,
+                                       &prompt->text_size, &p->fault->error));
+    prompt->text_size = json_string_length(value);
+    prompt->text = mem_string(json_string_value(value), prompt->text_size);
+    return prompt->text ? LINNET_OK : no_memory(p, "prompt");
 }
 
 static linnet_status read_prompt(struct parser *p, const json_t *value)
@@ -488,7 +532,8 @@ static linnet_status read_prompt(struct parser *p, const json_t *value)
             return status;
         }
     }
-    return add_prompt(p, "prompt", ids, n);
+    status = add_prompt(p, "prompt", ids, n);
+    return status || !p->out->echo ? status : keep_text(p, value);
 }
 
 /* A string, a list of strings, a list of ids, a list of lists of ids. */
@@ -534,7 +579,10 @@ linnet_status openai_request_parse(const linnet_model *model, enum openai_endpoi
 
 void openai_request_free(struct openai_request *request)
 {
-    for (size_t i = 0; i < request->n_prompts; i++) linnet_free(request->prompts[i].ids);
+    for (size_t i = 0; i < request->n_prompts; i++) {
+        linnet_free(request->prompts[i].ids);
+        linnet_free(request->prompts[i].text);
+    }
     for (size_t i = 0; i < request->request.n_stop; i++) free(request->stop[i]);
     free(request->prompts);
     free(request->stop);

@@ -137,6 +137,33 @@ static json_t *ids_json(const int32_t *ids, size_t n)
     return list;
 }
 
+static const struct openai_prompt *prompt_of(const struct openai_request *request, size_t choice)
+{
+    return &request->prompts[choice / (size_t)request->request.n];
+}
+
+json_t *openai_echo(const struct openai_request *request, size_t choice)
+{
+    const struct openai_prompt *prompt = prompt_of(request, choice);
+    return openai_text(prompt->text ? prompt->text : "", prompt->text_size);
+}
+
+/* Each made clean by itself, as in a stream. */
+static json_t *completion_text(const struct openai_request *request, const struct openai_answer *a,
+                               size_t index)
+{
+    json_t *echo = openai_echo(request, index);
+    json_t *text = openai_text(strbuf_cstr(&a->text), a->text.size);
+    struct strbuf both = {0};
+    strbuf_append(&both, json_string_value(echo), json_string_length(echo));
+    strbuf_append(&both, json_string_value(text), json_string_length(text));
+    json_decref(echo);
+    json_decref(text);
+    text = both.failed ? NULL : json_stringn(strbuf_cstr(&both), both.size);
+    strbuf_free(&both);
+    return text;
+}
+
 static json_t *choice_json(const linnet_model *model, const struct openai_request *request,
                            const struct openai_answer *a, size_t index)
 {
@@ -145,11 +172,11 @@ static json_t *choice_json(const linnet_model *model, const struct openai_reques
     if (chat)
         json_object_set_new(choice, "message", openai_message(a));
     else
-        json_object_set_new(choice, "text", openai_text(strbuf_cstr(&a->text), a->text.size));
+        json_object_set_new(choice, "text", completion_text(request, a, index));
     json_object_set_new(choice, "logprobs", openai_logprobs(model, request->endpoint, a));
     json_object_set_new(choice, "finish_reason", json_string(openai_finish_reason(a)));
     if (!request->return_token_ids) return choice;
-    const struct openai_prompt *prompt = &request->prompts[index / (size_t)request->request.n];
+    const struct openai_prompt *prompt = prompt_of(request, index);
     json_t *ids = json_array();
     for (size_t i = 0; i < a->n_tokens; i++)
         json_array_append_new(ids, json_integer(a->tokens[i].id));

@@ -1,4 +1,3 @@
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +32,7 @@ static linnet_status read_tool(struct parser *p, const json_t *tool, size_t i)
     const json_t *function = json_object_get(tool, "function");
     const json_t *name = json_object_get(function, "name");
     const json_t *parameters = json_object_get(function, "parameters");
+    const json_t *text = json_object_get(function, "description");
     if (!is_string(type, "function"))
         return FAIL(p, "tools", LINNET_INVALID, "tools[%zu].type: expected \"function\", found %s",
                     i, json_is_string(type) ? "another type" : kind_of(type));
@@ -47,6 +47,10 @@ static linnet_status read_tool(struct parser *p, const json_t *tool, size_t i)
         return FAIL(p, "tools", LINNET_INVALID,
                     "tools[%zu].function.parameters: expected an object, found %s", i,
                     kind_of(parameters));
+    if (!absent(text) && !json_is_string(text))
+        return FAIL(p, "tools", LINNET_INVALID,
+                    "tools[%zu].function.description: expected a string, found %s", i,
+                    kind_of(text));
     char *copy = mem_string(json_string_value(name), json_string_length(name));
     if (!copy) return no_memory(p, "tools");
     p->out->tools[p->out->n_tools++] = copy;
@@ -157,7 +161,11 @@ static json_t *arguments_object(json_t *arguments)
 static linnet_status call_for_template(struct parser *p, json_t *call, size_t i, size_t k)
 {
     json_t *function = json_object_get(call, "function");
-    const json_t *type = json_object_get(call, "type");
+    const json_t *type = json_object_get(call, "type"), *id = json_object_get(call, "id");
+    if (!absent(id) && !json_is_string(id))
+        return FAIL(p, "messages", LINNET_INVALID,
+                    "messages[%zu].tool_calls[%zu].id: expected a string, found %s", i, k,
+                    kind_of(id));
     if (!json_is_object(function) || (!absent(type) && !is_string(type, "function")))
         return FAIL(p, "messages", LINNET_INVALID,
                     "messages[%zu].tool_calls[%zu]: expected an object of type \"function\" with "
@@ -183,7 +191,9 @@ static linnet_status calls_for_template(struct parser *p, json_t *message, size_
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t k;
     if (absent(calls)) return LINNET_OK;
-    if (!json_is_array(calls) || !is_string(json_object_get(message, "role"), "assistant"))
+    bool some = json_array_size(calls) > 0;
+    bool by_assistant = is_string(json_object_get(message, "role"), "assistant");
+    if (!json_is_array(calls) || (some && !by_assistant))
         return FAIL(p, "messages", LINNET_INVALID,
                     "messages[%zu].tool_calls: expected a list in a message of the assistant", i);
     json_array_foreach(calls, k, call)
@@ -191,8 +201,8 @@ static linnet_status calls_for_template(struct parser *p, json_t *message, size_
         linnet_status status = call_for_template(p, call, i, k);
         if (status) return status;
     }
-    if (json_array_size(calls) == 0) json_object_del(message, "tool_calls");
-    if (absent(json_object_get(message, "content")) && json_array_size(calls) > 0)
+    if (!some) json_object_del(message, "tool_calls");
+    if (some && absent(json_object_get(message, "content")))
         json_object_set_new(message, "content", json_string(""));
     return LINNET_OK;
 }
@@ -200,16 +210,20 @@ static linnet_status calls_for_template(struct parser *p, json_t *message, size_
 static linnet_status message_for_template(struct parser *p, json_t *message, size_t i)
 {
     const json_t *role = json_object_get(message, "role");
-    const json_t *id = json_object_get(message, "tool_call_id");
+    static const char *const texts[] = {"tool_call_id", "reasoning", "reasoning_content"};
     json_t *reasoning = json_object_get(message, "reasoning");
     if (is_string(role, "function") || !absent(json_object_get(message, "function_call")))
         return FAIL(p, "messages", LINNET_UNSUPPORTED,
                     "messages[%zu]: the old function messages are not supported: use tool_calls "
                     "and role \"tool\"",
                     i);
-    if (!absent(id) && !json_is_string(id))
-        return FAIL(p, "messages", LINNET_INVALID,
-                    "messages[%zu].tool_call_id: expected a string, found %s", i, kind_of(id));
+    for (size_t k = 0; k < sizeof texts / sizeof *texts; k++) {
+        const json_t *text = json_object_get(message, texts[k]);
+        if (!absent(text) && !json_is_string(text))
+            return FAIL(p, "messages", LINNET_INVALID,
+                        "messages[%zu].%s: expected a string, found %s", i, texts[k],
+                        kind_of(text));
+    }
     if (json_is_string(reasoning) && absent(json_object_get(message, "reasoning_content")))
         json_object_set(message, "reasoning_content", reasoning);
     return calls_for_template(p, message, i);
@@ -235,11 +249,6 @@ linnet_status openai_template_messages(struct parser *p, json_t **messages)
 
 /* ---- the answer that will come ------------------------------------------------------------- */
 
-static bool contains(const char *text, size_t size, const char *part)
-{
-    return memmem(text, size, part, strlen(part)) != NULL;
-}
-
 static bool ends_in_reasoning(const char *rendered, size_t size)
 {
     static const char tag[] = "<think>";
@@ -248,15 +257,24 @@ static bool ends_in_reasoning(const char *rendered, size_t size)
     return size >= n && memcmp(rendered + size - n, tag, n) == 0;
 }
 
+static size_t count(const char *text, size_t size, const char *part)
+{
+    size_t n = 0;
+    const char *end = text + size;
+    while (text && (text = memmem(text, (size_t)(end - text), part, strlen(part)))) n++, text++;
+    return n;
+}
+
 /*
  * The beginning of a call as the model would write it. It ends before a blank: tokens begin with
  * their blank.
  */
 static linnet_status write_prefix(struct parser *p, const char *rendered, size_t size,
-                                  struct strbuf *prefix)
+                                  const char *plain, size_t plain_size, struct strbuf *prefix)
 {
-    bool hermes = contains(rendered, size, "<tool_call>");
-    if (!hermes && !contains(rendered, size, "{\"name\": function name, \"parameters\""))
+    static const char json_form[] = "{\"name\": function name, \"parameters\"";
+    bool hermes = count(rendered, size, "<tool_call>") > count(plain, plain_size, "<tool_call>");
+    if (!hermes && count(rendered, size, json_form) == count(plain, plain_size, json_form))
         return FAIL(p, "tool_choice", LINNET_UNSUPPORTED,
                     "tool_choice: this model's chat template asks for calls in a form that cannot "
                     "be demanded: use \"auto\"");
@@ -282,41 +300,23 @@ static linnet_status append_prefix(struct parser *p, const struct strbuf *prefix
     int32_t *all = mem_resize(prompt->ids, prompt->n + n, sizeof *all);
     if (all) {
         memcpy(all + prompt->n, ids, n * sizeof *all);
-        *prompt = (struct openai_prompt){all, prompt->n + n};
+        *prompt = (struct openai_prompt){.ids = all, .n = prompt->n + n};
     }
     linnet_free(ids);
     return all ? LINNET_OK : no_memory(p, "tool_choice");
 }
 
-static bool is_name_byte(char c)
-{
-    return isalnum((unsigned char)c) || c == '_' || c == '-';
-}
-
-/* Whether a function's name is in the prompt as a word of its own. */
-static bool names_tool(const char *rendered, size_t size, const char *name)
-{
-    size_t n = strlen(name);
-    const char *end = rendered + size, *at = rendered;
-    while ((at = memmem(at, (size_t)(end - at), name, n))) {
-        bool begins = at == rendered || !is_name_byte(at[-1]);
-        bool ends = at + n == end || !is_name_byte(at[n]);
-        if (begins && ends) return true;
-        at++;
-    }
-    return false;
-}
-
-linnet_status openai_expect_answer(struct parser *p, const char *rendered, size_t size)
+linnet_status openai_expect_answer(struct parser *p, const char *rendered, size_t size,
+                                   const char *plain, size_t plain_size)
 {
     struct strbuf prefix = {0};
     p->out->in_reasoning = ends_in_reasoning(rendered, size);
-    if (p->out->n_tools && !names_tool(rendered, size, p->out->tools[0]))
+    if (p->out->n_tools && size == plain_size && memcmp(rendered, plain, size) == 0)
         return FAIL(p, "tools", LINNET_UNSUPPORTED,
                     "tools: this model's chat template has no place for them: leave the field out, "
                     "or take a model that was made for tools");
     if (!p->out->call_demanded) return LINNET_OK;
-    linnet_status status = write_prefix(p, rendered, size, &prefix);
+    linnet_status status = write_prefix(p, rendered, size, plain, plain_size, &prefix);
     if (!status) status = append_prefix(p, &prefix);
     strbuf_free(&prefix);
     return status;

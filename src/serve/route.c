@@ -1,7 +1,7 @@
 /* route.c - what there is at which path, and the short answers. */
 #include <string.h>
 
-#include "serve/page.h"
+#include "serve/embedded.h"
 #include "serve/server_internal.h"
 
 /* ---- on the connection thread --------------------------------------------------------------- */
@@ -10,6 +10,12 @@ static void get_page(struct exchange *x)
 {
     x->content_type = "text/html; charset=utf-8";
     strbuf_append(&x->reply, page_bytes, page_size);
+    x->status = 200;
+}
+
+static void get_description(struct exchange *x)
+{
+    strbuf_append(&x->reply, openapi_bytes, openapi_size);
     x->status = 200;
 }
 
@@ -153,28 +159,48 @@ static json_t *ids_json(const int32_t *ids, size_t n)
 }
 
 static linnet_status tokenize_text(struct exchange *x, const json_t *body, int32_t **ids, size_t *n,
-                                   linnet_error *err)
+                                   struct openai_fault *fault)
 {
     const json_t *text = json_object_get(body, "prompt");
     const json_t *special = json_object_get(body, "add_special_tokens");
     if (!text) text = json_object_get(body, "content");
+    snprintf(fault->field, sizeof fault->field, "prompt");
     if (!json_is_string(text))
-        return error_set(err, LINNET_INVALID,
+        return error_set(&fault->error, LINNET_INVALID,
                          "expected a text as \"prompt\", or a chat as \"messages\"");
     unsigned flags = LINNET_PARSE_SPECIAL | (json_is_false(special) ? 0 : LINNET_ADD_SPECIAL);
     return linnet_tokenize(x->server->model, json_string_value(text), json_string_length(text),
-                           flags, ids, n, err);
+                           flags, ids, n, &fault->error);
 }
 
-static linnet_status tokenize_chat(struct exchange *x, const json_t *body, int32_t **ids, size_t *n,
-                                   linnet_error *err)
+/* The very tokens that /v1/chat/completions would have for it. */
+static linnet_status tokenize_chat(struct exchange *x, json_t *body, int32_t **ids, size_t *n,
+                                   struct openai_fault *fault)
 {
-    char *text = json_dumps(body, JSON_COMPACT);
-    if (!text) return error_memory(err, "the messages", 0);
+    struct openai_request request;
+    json_object_del(body, "add_special_tokens"); /* the template's affair */
     linnet_status status =
-        linnet_chat_tokenize(x->server->model, text, strlen(text), NULL, NULL, ids, n, err);
-    free(text);
+        openai_request_parse(x->server->model, OPENAI_CHAT, body, &request, fault);
+    if (!status) {
+        *ids = request.prompts->ids;
+        *n = request.prompts->n;
+        request.prompts->ids = NULL;
+    }
+    openai_request_free(&request);
     return status;
+}
+
+static linnet_status tokenize(struct exchange *x, json_t *body, int32_t **ids, size_t *n,
+                              struct openai_fault *fault)
+{
+    const json_t *special = json_object_get(body, "add_special_tokens");
+    if (special && !json_is_boolean(special) && !json_is_null(special)) {
+        snprintf(fault->field, sizeof fault->field, "add_special_tokens");
+        return error_set(&fault->error, LINNET_INVALID,
+                         "add_special_tokens: expected true or false");
+    }
+    return json_object_get(body, "messages") ? tokenize_chat(x, body, ids, n, fault)
+                                             : tokenize_text(x, body, ids, n, fault);
 }
 
 static void post_tokenize(struct exchange *x)
@@ -182,14 +208,12 @@ static void post_tokenize(struct exchange *x)
     json_t *body = route_body(x);
     int32_t *ids = NULL;
     size_t n = 0;
-    linnet_error err;
+    struct openai_fault fault = {0};
     if (!body) return;
-    bool chat = json_object_get(body, "messages") != NULL;
-    linnet_status status =
-        chat ? tokenize_chat(x, body, &ids, &n, &err) : tokenize_text(x, body, &ids, &n, &err);
+    linnet_status status = tokenize(x, body, &ids, &n, &fault);
     json_decref(body);
     if (status)
-        reply_status(x, &err);
+        reply_fault(x, &fault);
     else
         reply_json(x, 200,
                    json_pack("{s:I,s:i,s:o}", "count", (json_int_t)n, "max_model_len",
@@ -208,8 +232,8 @@ static linnet_status read_ids(const struct server *s, const json_t *list, int32_
     *out = ids;
     for (size_t i = 0; i < n; i++) {
         const json_t *item = json_array_get(list, i);
-        json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
-        if (id < 0 || id >= s->info.vocab_size)
+        int64_t id;
+        if (!openai_integer(item, &id) || id < 0 || id >= s->info.vocab_size)
             return error_set(err, LINNET_INVALID, "tokens[%zu]: expected a token id from 0 to %d",
                              i, s->info.vocab_size - 1);
         ids[i] = (int32_t)id;
@@ -223,15 +247,15 @@ static void post_detokenize(struct exchange *x)
     int32_t *ids = NULL;
     char *text = NULL;
     size_t size = 0;
-    linnet_error err;
+    struct openai_fault fault = {.field = "tokens"};
     if (!body) return;
     const json_t *list = json_object_get(body, "tokens");
-    linnet_status status = read_ids(x->server, list, &ids, &err);
+    linnet_status status = read_ids(x->server, list, &ids, &fault.error);
     if (!status)
-        status =
-            linnet_detokenize(x->server->model, ids, json_array_size(list), 0, &text, &size, &err);
+        status = linnet_detokenize(x->server->model, ids, json_array_size(list), 0, &text, &size,
+                                   &fault.error);
     if (status)
-        reply_status(x, &err);
+        reply_fault(x, &fault);
     else
         reply_json(x, 200,
                    json_pack("{s:o,s:o}", "prompt", openai_text(text, size), "content",
@@ -245,6 +269,7 @@ static void post_detokenize(struct exchange *x)
 
 static const struct route routes[] = {
     {.path = "/", .open = true, .get = get_page},
+    {.path = "/openapi.json", .open = true, .get = get_description},
     {.path = "/health", .open = true, .get = get_health},
     {.path = "/version", .get = get_version},
     {.path = "/metrics", .get = get_metrics},

@@ -27,12 +27,14 @@ void exchange_work(struct exchange *x)
     struct server *s = x->server;
     exchange_hold(x);
     pthread_mutex_lock(&s->mutex);
-    x->next_job = NULL;
-    if (s->jobs)
-        s->jobs_last->next_job = x;
-    else
+    bool answered = atomic_load(&x->stage) == STAGE_WAITING; /* goes before new requests */
+    x->next_job = answered ? s->jobs : NULL;
+    if (!s->jobs)
+        s->jobs = s->jobs_last = x;
+    else if (answered)
         s->jobs = x;
-    s->jobs_last = x;
+    else
+        s->jobs_last = s->jobs_last->next_job = x;
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->mutex);
 }
@@ -73,7 +75,9 @@ static void *worker_main(void *arg)
         struct exchange *x = s->jobs;
         s->jobs = x->next_job;
         pthread_mutex_unlock(&s->mutex);
-        if (atomic_load(&x->stage) == STAGE_WAITING)
+        if (exchange_is_gone(x))
+            reply_error(x, 499, "client_error", NULL, "the client has left");
+        else if (atomic_load(&x->stage) == STAGE_WAITING)
             generate_reply(x);
         else
             x->route->post(x);
@@ -103,9 +107,10 @@ static void resume_ready(struct server *s)
     pthread_mutex_lock(&s->mutex);
     struct exchange *x = s->ready;
     s->ready = s->ready_last = NULL;
-    for (struct exchange *r = x; r; r = r->next_ready) r->is_ready = false;
     while (x) {
+        /* who is still ahead in this chain stays ready: a wake now must not link it elsewhere */
         struct exchange *next = x->next_ready;
+        x->is_ready = false;
         pthread_mutex_unlock(&s->mutex);
         http_resume(x);
         exchange_release(x);
@@ -178,11 +183,13 @@ static void *loop_main(void *arg)
     struct server *s = arg;
     while (!is_stopping(s)) turn(s);
     double deadline = clock_seconds() + farewell_s;
-    for (struct exchange *x = s->exchanges; x; x = x->next) exchange_cancel(x, false);
     while (s->exchanges && clock_seconds() < deadline) {
+        /* each time: some are submitted only now */
+        for (struct exchange *x = s->exchanges; x; x = x->next) exchange_cancel(x, false);
         s->next_tick = 0;
         turn(s);
     }
+    s->closing = true;
     for (struct exchange *x = s->exchanges; x; x = x->next) {
         exchange_cancel(x, true);
         http_resume(x); /* none may be suspended when the daemon stops */
@@ -388,6 +395,10 @@ void server_free(struct server *s)
     if (!s) return;
     for (struct exchange *x = s->ready, *next; x; x = next) {
         next = x->next_ready;
+        exchange_release(x);
+    }
+    for (struct exchange *x = s->jobs, *next; x; x = next) {
+        next = x->next_job;
         exchange_release(x);
     }
     if (s->epoll_fd >= 0) close(s->epoll_fd);

@@ -145,6 +145,7 @@ struct server {
     struct exchange *exchanges;
     struct peer *peers;
     double next_tick;
+    bool closing;         /* nothing may be suspended any more */
     char log_buffer[512]; /* libmicrohttpd's complaint at the start */
 
     linnet_model *model; /* set before engine */
@@ -186,6 +187,7 @@ void exchange_end(struct exchange *x);
 void exchange_free_body(struct exchange *x);
 /* Ends its requests in the engine. `gone`: nobody waits for the answer. */
 void exchange_cancel(struct exchange *x, bool gone);
+bool exchange_is_gone(struct exchange *x); /* its client is */
 /* Watches the socket of an exchange that waits, for its client leaving. */
 void exchange_watch(struct exchange *x);
 

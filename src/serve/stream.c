@@ -41,6 +41,8 @@ static void write_chunk(struct exchange *x, json_t *choice)
 
 /* What is new in an answer: its text and tokens as an answer of their own, of a chat also the
  * deltas that the text has become. */
+enum { LOOK_TOKENS = 256 }; /* of a choice at a time */
+
 struct fresh {
     struct openai_answer answer;
     json_t *deltas; /* a list */
@@ -51,41 +53,48 @@ struct fresh {
 static bool take_tokens(const struct openai_answer *a, struct cursor *c,
                         struct openai_answer *fresh)
 {
-    size_t n_tokens = a->n_tokens - c->tokens, n_text = a->text.size - c->text;
+    size_t n_tokens = a->n_tokens - c->tokens, text_end = a->text.size;
+    if (n_tokens > LOOK_TOKENS) {
+        n_tokens = LOOK_TOKENS;
+        text_end = a->tokens[c->tokens + n_tokens].text_offset;
+    }
+    size_t n_text = text_end - c->text, last = c->tokens + n_tokens;
     *fresh = (struct openai_answer){.has_logprobs = a->has_logprobs,
                                     .n_tokens = n_tokens,
                                     .finish = a->finish,
                                     .error = a->error};
     strbuf_append(&fresh->text, strbuf_cstr(&a->text) + c->text, n_text);
     size_t first = n_tokens ? a->tokens[c->tokens].first_top : a->n_top;
-    fresh->n_top = a->n_top - first;
+    fresh->n_top = (last < a->n_tokens ? a->tokens[last].first_top : a->n_top) - first;
     fresh->tokens = mem_new(n_tokens, sizeof *fresh->tokens);
     fresh->top = mem_new(fresh->n_top, sizeof *fresh->top);
     if (!fresh->tokens || !fresh->top || fresh->text.failed) return false;
     if (n_tokens) memcpy(fresh->tokens, a->tokens + c->tokens, n_tokens * sizeof *fresh->tokens);
     if (fresh->n_top) memcpy(fresh->top, a->top + first, fresh->n_top * sizeof *fresh->top);
     for (size_t k = 0; k < n_tokens; k++) fresh->tokens[k].first_top -= first;
-    c->tokens = a->n_tokens;
-    c->text = a->text.size;
+    c->tokens = last;
+    c->text = text_end;
     return true;
 }
 
-/* Under the mutex. */
+/* Under the mutex. A long answer that waits comes in pieces: the others' turn is between them. */
 static bool take_fresh(struct exchange *x, size_t i, struct fresh *fresh)
 {
     const struct openai_answer *a = &x->answers[i];
     struct cursor *c = &x->cursors[i];
-    linnet_finish finish = a->finish;
-    *fresh = (struct fresh){
-        .deltas = json_array(),
-        .finish_reason = finish != LINNET_FINISH_NONE ? openai_finish_reason(a) : NULL,
-        .good = finish != LINNET_FINISH_ERROR && finish != LINNET_FINISH_CANCELLED};
+    *fresh = (struct fresh){.deltas = json_array(), .good = true};
     if (a->failed || !take_tokens(a, c, &fresh->answer)) return false;
-    while (c->deltas < a->n_deltas) {
+    size_t stop = c->deltas + LOOK_TOKENS;
+    while (c->deltas < a->n_deltas && c->deltas < stop) {
         size_t end = openai_delta_join(a, c->deltas);
+        if (end > stop) end = stop;
         json_array_append_new(fresh->deltas, openai_delta(a, c->deltas, end));
         c->deltas = end;
     }
+    if (a->finish == LINNET_FINISH_NONE || c->tokens < a->n_tokens || c->deltas < a->n_deltas)
+        return true;
+    fresh->finish_reason = openai_finish_reason(a);
+    fresh->good = openai_answer_is_good(a);
     return true;
 }
 
@@ -155,6 +164,7 @@ static bool write_choice(struct exchange *x, size_t i, const struct fresh *fresh
     if (!c->begun && fresh->good && (fresh->answer.n_tokens || ended)) {
         c->begun = true;
         if (x->request.endpoint == OPENAI_CHAT) write_role(x, i);
+        if (x->request.echo) write_piece(x, i, openai_echo(&x->request, i), NULL);
     }
     if (c->begun) write_fresh(x, i, fresh);
     if (ended && fresh->good) write_finish(x, i, fresh->finish_reason);
@@ -247,6 +257,7 @@ ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
         x->ping_due = false;
     }
     size_t n = x->out.size - x->out_sent;
+    if (n == 0 && x->server->closing) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (n == 0) { /* until the engine or the clock has something */
         x->suspended = true;
         MHD_suspend_connection(x->connection);
