@@ -516,7 +516,9 @@ static void template_without_tools(void **state)
     struct openai_fault fault;
     struct parser p = {.out = &request, .fault = &fault};
     static const char rendered[] = "<|im_start|>user\nOslo?<|im_end|>\n<|im_start|>assistant\n";
-    assert_int_equal(openai_expect_answer(&p, rendered, sizeof rendered - 1), LINNET_UNSUPPORTED);
+    assert_int_equal(
+        openai_expect_answer(&p, rendered, sizeof rendered - 1, rendered, sizeof rendered - 1),
+        LINNET_UNSUPPORTED);
     assert_string_equal(fault.field, "tools");
 }
 
