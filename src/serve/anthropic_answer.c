@@ -81,7 +81,7 @@ static json_t *stop_sequence(const struct anthropic_reply *reply)
     const linnet_request *r = &reply->request->request;
     const char *reason = anthropic_stop_reason(reply);
     size_t stop = (size_t)reply->answer->stop;
-    if (!reason || strcmp(reason, "stop_sequence") || stop > r->n_stop) return json_null();
+    if (!reason || strcmp(reason, "stop_sequence") != 0 || stop > r->n_stop) return json_null();
     return json_string(r->stop[stop - 1]);
 }
 
