@@ -90,8 +90,9 @@ static void routes(void **state)
          "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"add_special_tokens\":false}", 200,
          "\"count\":"},
         {"POST", "/tokenize",
-         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{}]}", 400,
-         "\"param\":\"tools\""},
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{\"type\":\"function\","
+         "\"function\":{\"name\":\"x\",\"description\":5}}]}",
+         400, "\"param\":\"tools\""},
         {"POST", "/detokenize", "{\"tokens\":[40.0]}", 200, "\"content\":"},
         {"POST", "/detokenize", "{\"tokens\":[1e9]}", 400, "tokens[0]"},
         {"POST", "/detokenize", "{\"tokens\":[480]}", 400, "tokens[0]"},

@@ -250,8 +250,6 @@ static void refused_fields(void **state)
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\\u0000\"}}]"},
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\", "
                   "\"parameters\": []}}]"},
-        {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"a\", "
-                  "\"description\": 5}}]"},
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": "
                   "\"a2345678901234567890123456789012345678901234567890123456789012345\"}}]"},
         {"tools", "[{\"type\": \"function\", \"function\": {\"name\": \"not_in_prompt\"}}]"},
