@@ -11,6 +11,7 @@
 
 /* What the template wrote; what it was given. */
 static const char *prompt_text;
+static bool has_tools; /* the chat: it is rendered without them first */
 static char seen_by_template[4096];
 
 void linnet_free(void *memory)
@@ -52,9 +53,12 @@ linnet_status linnet_chat_tokenize(const linnet_model *model, const char *reques
                                    size_t *n_ids, linnet_error *error)
 {
     snprintf(seen_by_template, sizeof seen_by_template, "%.*s", (int)n, request);
-    *rendered_size = strlen(prompt_text);
-    *rendered = strdup(prompt_text);
-    return linnet_tokenize(model, prompt_text, *rendered_size, 0, ids, n_ids, error);
+    bool plain = has_tools && !strstr(seen_by_template, "\"tools\":") &&
+                 strstr(prompt_text, "add-2"); /* which a template has shown */
+    const char *text = plain ? "plain" : prompt_text;
+    *rendered_size = strlen(text);
+    *rendered = strdup(text);
+    return linnet_tokenize(model, text, *rendered_size, 0, ids, n_ids, error);
 }
 
 const char *linnet_finish_name(linnet_finish finish)
@@ -98,6 +102,7 @@ static linnet_status ask(const char *prompt, const char *fields)
     linnet_status status = anthropic_request(ANTHROPIC_MESSAGES, json, &chat, &fault);
     json_decref(json);
     if (status) return status;
+    has_tools = json_object_get(chat, "tools");
     status = openai_request_parse(NULL, OPENAI_CHAT, chat, &request, &fault);
     json_decref(chat);
     return status;

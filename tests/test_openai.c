@@ -12,6 +12,7 @@ enum { VOCABULARY = 256 };
 /* What openai.c handed to the template last, and what it wrote, "hello" if NULL. */
 static char seen_by_template[1024];
 static const char *written_by_template;
+static bool has_tools; /* the request: it is rendered without them first */
 
 void linnet_free(void *memory)
 {
@@ -57,7 +58,8 @@ linnet_status linnet_chat_tokenize(const linnet_model *model, const char *reques
                                    char **rendered, size_t *rendered_size, int32_t **ids,
                                    size_t *n_ids, linnet_error *error)
 {
-    const char *text = written_by_template ? written_by_template : "hello";
+    bool plain = has_tools && !strstr(request, "\"tools\":");
+    const char *text = written_by_template && !plain ? written_by_template : "hello";
     snprintf(seen_by_template, sizeof seen_by_template, "%.*s", (int)n, request);
     if (strstr(request, "image_url"))
         return error_set(error, LINNET_INVALID, "content part 'image_url' is not supported");
@@ -83,6 +85,7 @@ static linnet_status parse(enum openai_endpoint endpoint, const char *body)
     json_t *json = json_loads(body, JSON_DECODE_ANY | JSON_ALLOW_NUL, &where);
     if (!json) fail_msg("test body '%s': %s", body, where.text);
     openai_request_free(&request);
+    has_tools = json_object_get(json, "tools");
     linnet_status status = openai_request_parse(NULL, endpoint, json, &request, &fault);
     json_decref(json);
     return status;
@@ -408,6 +411,7 @@ static void calls_in_messages(void **state)
 static void too_many_tools(void **state)
 {
     (void)state;
+    written_by_template = "tools", has_tools = true;
     for (size_t n = 128; n <= 129; n++) {
         json_t *tools = json_array(), *body;
         for (size_t i = 0; i < n; i++)
@@ -421,6 +425,7 @@ static void too_many_tools(void **state)
         json_decref(body);
     }
     assert_string_equal(fault.field, "tools");
+    written_by_template = NULL;
 }
 
 /* A demanded call is begun behind the prompt, in the form that the template asks for. */
@@ -466,8 +471,6 @@ static void demanded_calls(void **state)
         LINNET_INVALID);
     written_by_template = NULL;
 }
-
-/* ---- responses ----------------------------------------------------------------------------- */
 
 static void token(struct openai_answer *answer, int32_t id, const char *text)
 {
@@ -594,9 +597,6 @@ static void without_logprobs(void **state)
     json_decref(json);
 }
 
-/* ---- answers with calls and reasoning -------------------------------------------------------- */
-
-/* An answer to a chat with tools, a token a byte. */
 static struct openai_answer answer_of(const char *fields, const char *prompt, const char *text,
                                       linnet_finish how)
 {

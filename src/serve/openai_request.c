@@ -469,9 +469,10 @@ static linnet_status render_chat(struct parser *p, json_t *messages)
     size_t size = 0, plain_size = 0, n = 0;
     int32_t *ids = NULL;
     bool tools = p->out->n_tools > 0;
-    linnet_status status = render(p, messages, tools, &rendered, &size, &ids, &n);
+    linnet_status status = LINNET_OK;
+    if (tools) status = render(p, messages, false, &plain, &plain_size, NULL, NULL);
+    if (!status) status = render(p, messages, tools, &rendered, &size, &ids, &n);
     if (!status) status = add_prompt(p, "messages", ids, n);
-    if (!status && tools) status = render(p, messages, false, &plain, &plain_size, NULL, NULL);
     if (!status) status = openai_expect_answer(p, rendered, size, plain, plain_size);
     linnet_free(plain);
     if (p->out->debug) {
