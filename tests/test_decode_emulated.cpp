@@ -5,6 +5,7 @@
  */
 #include <stdio.h>
 
+#include <memory>
 #include <random>
 #include <vector>
 
