@@ -172,6 +172,21 @@ static bool poll()
     return ready.first;
 }
 
+/* Half of the time of a test. */
+#ifdef __x86_64__
+__attribute__((target_clones("avx2", "default")))
+#endif
+void multiply(const double a[16][16], const double b[16][8], double sum[16][8])
+{
+    for (int row = 0; row < 16; row++) {
+        double out[8];
+        memcpy(out, sum[row], sizeof out);
+        for (int k = 0; k < 16; k++)
+            for (int column = 0; column < 8; column++) out[column] += a[row][k] * b[k][column];
+        memcpy(sum[row], out, sizeof out);
+    }
+}
+
 /* ---- launches ---------------------------------------------------------------------------- */
 
 static std::deque<fiber> fibers;

@@ -86,6 +86,9 @@ void yield();
 bool barrier_arrive(int id, int n);
 void barrier_sync(int id, int n);
 
+/* sum += a b, k ascending */
+void multiply(const double a[16][16], const double b[16][8], double sum[16][8]);
+
 /* What the lanes of a warp have given, until the operation after the next. */
 template <class T> struct given {
     unsigned char (*data)[64];

@@ -102,14 +102,15 @@ struct emulator_counts emulator_count(void)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-static cudaError_t allocate(void **p, size_t n, bool poison)
+static cudaError_t allocate(void **p, size_t n)
 {
     *p = nullptr;
     if (failing()) return fail(cudaErrorMemoryAllocation);
     *p = aligned_alloc(256, (n + 255) / 256 * 256);
     if (!*p) return fail(cudaErrorMemoryAllocation);
-    /* NaN in every format: nothing may be read before it is written. */
-    if (poison) memset(*p, 0xFF, n < POISON_LIMIT ? n : POISON_LIMIT);
+    /* NaN in every format: nothing may be read before it is written. What is larger only takes
+     * time. */
+    if (n <= POISON_LIMIT) memset(*p, 0xFF, n);
     guard lock(device.mutex);
     device.live++;
     return cudaSuccess;
@@ -127,11 +128,11 @@ static cudaError_t release(void *p)
 
 cudaError_t cudaMalloc(void **p, size_t n)
 {
-    return allocate(p, n, true);
+    return allocate(p, n);
 }
 cudaError_t cudaMallocHost(void **p, size_t n)
 {
-    return allocate(p, n, true);
+    return allocate(p, n);
 }
 cudaError_t cudaFree(void *p)
 {

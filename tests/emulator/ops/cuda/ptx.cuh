@@ -46,10 +46,7 @@ static inline void mma_16816(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, 
                 for (int k = 0; k < 2; k++) sum[g + 8 * k][2 * t + i] = o.c[2 * k + i];
             }
         }
-        for (int row = 0; row < 16; row++)
-            for (int k = 0; k < 16; k++)
-                for (int column = 0; column < 8; column++)
-                    sum[row][column] += a[row][k] * b[k][column];
+        emulator::multiply(a, b, sum);
         for (int lane = 0; lane < 32; lane++)
             for (int i = 0; i < 4; i++) {
                 float v = (float)sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
