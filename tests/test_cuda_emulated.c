@@ -376,8 +376,9 @@ static void choosing(void **state)
 
 /* ---- failures ---------------------------------------------------------------------------- */
 
-/* Opens, loads and runs with the n-th call failing; false once there are not as many. */
-static bool fail_once(const struct test_model *m, int capability, long n)
+/* Opens, loads and runs with the n-th call failing; false once there are not as many. *mended:
+ * calls that failed and did no harm. */
+static bool fail_once(const struct test_model *m, int capability, long n, int *mended)
 {
     const struct limits limits = {
         .max_tokens = 32, .max_logits = 4, .max_seqs = 4, .max_context = 64, .n_blocks = 8};
@@ -411,7 +412,7 @@ static bool fail_once(const struct test_model *m, int capability, long n)
         if (!status) status = decoder_collect(d, &chosen, &err);
     }
     long calls = emulator_fail(0);
-    if (n <= calls && !status) fail_msg("%s: call %ld failed and nobody said so", m->name, n);
+    if (n <= calls && !status) ++*mended;
     if (n > calls && status) fail_msg("%s: %s", m->name, err.message);
     if (status) assert_true(err.message[0]);
     if (status && d) assert_int_not_equal(decoder_step(d, &numbers.step, &err), LINNET_OK);
@@ -424,15 +425,17 @@ static bool fail_once(const struct test_model *m, int capability, long n)
     return n <= calls;
 }
 
+/* One may be mended: a block of weights is asked for again, no larger than it must be. */
 static void failures(void **state)
 {
     (void)state;
-    long n = 1;
-    while (fail_once(&models[0], 80, n)) n++;
-    assert_true(n > 100);
-    n = 1;
-    while (fail_once(&models[1], 90, n)) n++;
-    assert_true(n > 100);
+    for (int i = 0; i < 2; i++) {
+        long n = 1;
+        int mended = 0;
+        while (fail_once(&models[i], i ? 90 : 80, n, &mended)) n++;
+        assert_true(n > 100);
+        assert_int_equal(mended, 1);
+    }
 }
 
 int main(void)
