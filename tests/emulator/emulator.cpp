@@ -201,7 +201,8 @@ static void begin_block(block *b, index id, unsigned n_threads, size_t shared, s
     b->id = id;
     b->memory.assign(shared + 256, 0xFF);
     b->shared = b->memory.data() + (256 - (uintptr_t)b->memory.data() % 256) % 256;
-    b->warps.assign((n_threads + 31) / 32, warp());
+    b->warps.resize((n_threads + 31) / 32);
+    for (warp &w : b->warps) w.arrived = 0, w.waiting = {};
     for (named &n : b->barriers) n = {};
     memset(__start_shared_memory, 0xFF, (size_t)(__stop_shared_memory - __start_shared_memory));
     while (fibers.size() < first + n_threads) {
