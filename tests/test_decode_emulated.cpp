@@ -1,10 +1,11 @@
 /*
  * test_decode_emulated.cpp - the decode kernel run on the host (tests/emulator), against the model
  * written out plainly: indices, barriers, who reads what when. Numbers agree to bf16's precision;
- * equal bits are for a GPU to show (test_invariants).
+ * equal bits are test_cuda_emulated's affair.
  */
 #include <stdio.h>
 
+#include <memory>
 #include <random>
 #include <vector>
 

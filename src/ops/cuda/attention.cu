@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "ops/cuda/attention.cuh"
-#include "ops/cuda/hopper.cuh"
+#include "ops/cuda/launch.cuh"
 
 enum {
     MAX_WARPS = 8,
@@ -195,7 +195,7 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
     tile_kernel(const struct attention p)
 {
     typedef tile_shape<D> shape;
-    extern __shared__ uint4 memory[];
+    uint8_t *memory = dynamic_shared();
     bf16 *buffers = (bf16 *)memory;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = blockIdx.x;
     next_launch();
@@ -338,9 +338,7 @@ static __device__ __forceinline__ void merge_in_turn(struct running *run, float 
                                                      const float o[D / 8][4])
 {
     int lane = threadIdx.x % 32;
-    volatile int *turn = &run->turn;
-    while (*turn != chunk) {
-    }
+    shared_await(&run->turn, chunk);
     __syncwarp();
     __threadfence_block();
 #pragma unroll
@@ -362,7 +360,7 @@ static __device__ __forceinline__ void merge_in_turn(struct running *run, float 
     }
     __threadfence_block();
     __syncwarp();
-    if (lane == 0) *turn = chunk + 1;
+    if (lane == 0) *(volatile int *)&run->turn = chunk + 1;
 }
 
 /* What block 0 has merged: to the output, or to slot 0 if others have more. */
@@ -481,7 +479,7 @@ static __device__ bool last_to_arrive(uint32_t *ticket, int n_active)
 template <int D>
 static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const struct attention p)
 {
-    extern __shared__ uint4 memory[];
+    uint8_t *memory = dynamic_shared();
     __shared__ struct running run;
     constexpr int CHUNK = CHUNK_KEYS * (D + 8);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -646,23 +644,6 @@ void attention_close(struct backend *b)
     b->attention = (struct attention_memory){};
 }
 
-static void launch(struct backend *b, void (*kernel)(const struct attention), dim3 grid, int warps,
-                   int shared, struct attention p)
-{
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(32 * (unsigned)warps);
-    config.dynamicSmemBytes = (size_t)shared;
-    config.stream = b->stream;
-    config.attrs = &attribute;
-    config.numAttrs = b->capability >= 90;
-    void *arguments[] = {&p};
-    cuda_good(b, cudaLaunchKernelExC(&config, (const void *)kernel, arguments), "attention");
-}
-
 /* How single tokens are divided. */
 struct division {
     int warps, splits, split_chunks;
@@ -697,14 +678,15 @@ static void run_singles(struct backend *b, const struct variant *v, struct atten
     p.tickets = b->attention.tickets;
     if (p.slots < 2) p.n_splits = 1;
     dim3 grid((unsigned)n, (unsigned)p.n_kv_heads, (unsigned)(blocks / p.n_kv_heads * p.n_splits));
-    launch(b, v->single, grid, d.warps, shared, p);
+    launch_next(b, "attention", v->single, grid, 32 * (unsigned)d.warps, (size_t)shared, p);
 }
 
 static void run_tiles(struct backend *b, const struct variant *v, struct attention p)
 {
     p.stages = 2 * v->chunk + v->tile_q <= b->attention.shared_limit ? 2 : 1;
-    launch(b, v->tile, dim3((unsigned)p.n_kv_heads, (unsigned)b->attention.n_tiles),
-           v->tile_warps + 1, p.stages * v->chunk + v->tile_q, p);
+    launch_next(b, "attention", v->tile,
+                dim3((unsigned)p.n_kv_heads, (unsigned)b->attention.n_tiles),
+                32 * (unsigned)(v->tile_warps + 1), (size_t)(p.stages * v->chunk + v->tile_q), p);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */

@@ -94,14 +94,6 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     return *(uint32_t *)&v;
 }
 
-/* exp2f's bits for a result that is not denormal. */
-static __device__ __forceinline__ float exp2_normal(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* What scores are multiplied by: head_dim^-0.5, and log2 e because weights are powers of 2. */
 static inline float attention_scale(int32_t head_dim)
 {

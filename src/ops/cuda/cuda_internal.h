@@ -232,6 +232,8 @@ void matrix_product(struct backend *b, const struct product *p);
 
 /* ---- gemm.cu ---- */
 
+/* Whether this device has it. */
+bool has_gemm(const struct backend *b);
 /* A product for more than 8 tokens on Hopper; p->in is in cores order. False on other devices. */
 bool gemm_run(struct backend *b, const struct product *p);
 
@@ -293,12 +295,6 @@ const float *step_logits(struct backend *b, int32_t i);
 void step_choose(struct backend *b, const struct step *s, const struct choice_rule *rules);
 linnet_status step_submit(struct backend *b, linnet_error *err);
 linnet_status step_collect(struct backend *b, const struct chosen **out, linnet_error *err);
-
-/* Whether gemm.cu works on this device. */
-static inline bool has_gemm(const struct backend *b)
-{
-    return b->capability == 90;
-}
 
 /* This layer's keys (0) or values (1). */
 static inline bf16 *cache_of(const struct backend *b, int32_t layer, int values)

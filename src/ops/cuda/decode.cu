@@ -172,10 +172,11 @@ static size_t shared_bytes(const struct shape *s, int32_t n_slots)
 }
 
 /* Slots of each warp's ring that fit into a multiprocessor's shared memory; 0: none. */
-static int32_t ring_slots(const struct backend *b)
+static int32_t ring_slots(struct backend *b)
 {
     int most = 0;
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device);
+    cuda_good(b, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device),
+              "the shared memory's size");
     for (int32_t n = MOST_SLOTS; n > IN_FLIGHT; n--)
         if (shared_bytes(&b->shape, n) <= (size_t)most) return n;
     return 0;
@@ -201,7 +202,7 @@ bool decode_open(struct backend *b)
     int32_t slots = ring_slots(b);
     if (b->capability < 90 || !kernel_for(s->head_dim) || s->n_heads / s->n_kv_heads > 8 ||
         slots == 0)
-        return true; /* other kernels do it */
+        return b->failed == cudaSuccess; /* other kernels do it */
     struct decode *d = (struct decode *)mem_new(1, sizeof *d);
     if (!d) return cuda_good(b, cudaErrorMemoryAllocation, "decoding");
     b->decode = d;

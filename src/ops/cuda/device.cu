@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/cuda/cuda_internal.h"
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/sample.cuh"
 
 static thread_local int selected; /* the device that linnet_cuda_ops was asked for last */
@@ -40,8 +40,8 @@ static double cuda_read_bandwidth(void)
     for (int pass = 0; pass < 10; pass++) {
         float milliseconds = 0;
         cudaEventRecord(begin);
-        read_kernel<<<132 * 16, 512>>>((const uint4 *)data, (int64_t)(bytes / 16),
-                                       (uint32_t *)data);
+        launch_plain(NULL, read_kernel, dim3(132 * 16), 512, (const uint4 *)data,
+                     (int64_t)(bytes / 16), (uint32_t *)data);
         cudaEventRecord(end);
         if (cudaEventSynchronize(end) != cudaSuccess ||
             cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess)

@@ -721,9 +721,14 @@ static const struct variant *variant_for_many(struct backend *b, const struct pr
     return variant_of(best, 2, false);
 }
 
+bool has_gemm(const struct backend *b)
+{
+    return b->capability == 90;
+}
+
 bool gemm_run(struct backend *b, const struct product *p)
 {
-    if (b->capability != 90) return false;
+    if (!has_gemm(b)) return false;
     int32_t tokens = p->n <= 16 ? 16 : p->n <= 32 ? 32 : 64;
     int32_t row_tiles = parts((int32_t)p->m->panels, GROUP_PANELS);
     bool few = row_tiles <= b->multiprocessors / 2;

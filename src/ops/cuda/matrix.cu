@@ -28,8 +28,10 @@ void matrix_pack(struct backend *b, cudaStream_t stream, const bf16 *rows, int64
                  struct matrix *m)
 {
     int64_t count = n * m->padded;
-    pack_kernel<<<(unsigned)((count + 255) / 256), 256, 0, stream>>>(rows, first, n, *m);
-    cuda_good(b, cudaGetLastError(), "packing weights");
+    cuda_good(b,
+              launch_plain(stream, pack_kernel, dim3((unsigned)((count + 255) / 256)), 256, rows,
+                           first, n, *m),
+              "packing weights");
 }
 
 /* ---- the product ------------------------------------------------------------------------- */

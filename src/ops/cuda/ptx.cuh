@@ -30,6 +30,14 @@ static __device__ __forceinline__ void mma_16816(float c[4], uint32_t a0, uint32
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* exp2f's bits for a result that is not denormal. */
+static __device__ __forceinline__ float exp2_normal(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* ---- shared memory --------------------------------------------------------------------------- */
 
 /* SIZE bytes (16 or 4) on their way into shared memory; zeros if they are not `there`. */
@@ -173,6 +181,13 @@ static __device__ __forceinline__ void sync_named(int id, int threads)
 static __device__ __forceinline__ void arrive_named(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Until another warp has put that value there, in shared memory. */
+static __device__ __forceinline__ void shared_await(const int *value, int target)
+{
+    while (*(const volatile int *)value != target) {
+    }
 }
 
 /* Counts up in global memory; what the block has written and synchronised on is seen by who awaits

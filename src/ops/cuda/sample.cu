@@ -1,3 +1,4 @@
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/sample_row.cuh"
 #include "ops/cuda/sample_select.cuh"
 
@@ -447,9 +448,16 @@ cudaError_t sample_run(cudaStream_t stream, const struct sample_work *work, floa
     int32_t tiles_of_part = (tiles + parts - 1) / parts;
     a.part_size = tiles_of_part * TILE;
     dim3 grid((unsigned int)((tiles + tiles_of_part - 1) / tiles_of_part), (unsigned int)n);
-    scan_rows<<<grid, THREADS, 0, stream>>>(a);
-    if (stage >= SAMPLE_DRAW) weigh_rows<<<grid, THREADS, 0, stream>>>(a);
-    if (stage >= SAMPLE_NARROW) narrow_rows<<<grid, THREADS, 0, stream>>>(a);
-    if (stage >= SAMPLE_CUT) cut_rows<<<grid, THREADS, 0, stream>>>(a);
-    return cudaGetLastError();
+    static const struct {
+        enum sample_stage needed_from;
+        void (*kernel)(struct args);
+    } kernels[] = {{SAMPLE_GREEDY, scan_rows},
+                   {SAMPLE_DRAW, weigh_rows},
+                   {SAMPLE_NARROW, narrow_rows},
+                   {SAMPLE_CUT, cut_rows}};
+    cudaError_t status = cudaSuccess;
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels && status == cudaSuccess; i++)
+        if (stage >= kernels[i].needed_from)
+            status = launch_plain(stream, kernels[i].kernel, grid, THREADS, a);
+    return status;
 }

@@ -229,7 +229,7 @@ __device__ struct found find_thread(mass m, mass need)
 }
 
 /* The same for bins: a thread has EACH of them. `thread` of the answer is a bin. */
-template <class T> __device__ struct found find_bin(const T *bins, mass need)
+template <class T> static __device__ struct found find_bin(const T *bins, mass need)
 {
     __shared__ struct found found;
     mass own[EACH], sum = 0;

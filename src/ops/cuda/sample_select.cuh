@@ -62,7 +62,7 @@ struct selected {
  * The largest key such that it and the higher ones reach need, which all of them do. visit(f) calls
  * f(key, mass) for the thread's own. Digits of 8 bits, from the highest bit in which keys differ.
  */
-template <class Visit> __device__ struct selected select_key(Visit visit, mass need)
+template <class Visit> static __device__ struct selected select_key(Visit visit, mass need)
 {
     __shared__ struct sums32<THREADS> digits;
     __shared__ unsigned int all[2], any[2]; /* low and high halves of what all or any keys have */

@@ -25,58 +25,81 @@ static inline float bf16_half(uint32_t pair, int high)
     return __bfloat162float({(uint16_t)(high ? pair >> 16 : pair)});
 }
 
-/* In double and rounded once: not the hardware's bits, but the same ones wherever it is asked. */
+/* In double and rounded once: not the hardware's bits, but the same ones wherever it is asked. The
+ * last lane to come computes for all. */
 static inline void mma_16816(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                              uint32_t b0, uint32_t b1)
 {
     struct operands {
         uint32_t a[4], b[2];
-    } all[32];
-    emulator::exchange(operands{{a0, a1, a2, a3}, {b0, b1}}, all);
-    int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-    for (int i = 0; i < 4; i++) {
-        int row = i / 2, column = 2 * t + i % 2;
-        double sum = c[i];
-        for (int k = 0; k < 16; k++) {
-            uint32_t a = all[4 * g + k % 8 / 2].a[row + k / 8 * 2];
-            uint32_t b = all[4 * column + k % 8 / 2].b[k / 8];
-            sum += (double)bf16_half(a, k % 2) * bf16_half(b, k % 2);
+        float c[4];
+    } mine = {{a0, a1, a2, a3}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+    auto all = emulator::meet(mine, [](const emulator::given<operands> &lanes) {
+        double a[16][16], b[16][8], sum[16][8];
+        for (int lane = 0; lane < 32; lane++) {
+            operands o = lanes[lane];
+            int g = lane / 4, t = lane % 4;
+            for (int i = 0; i < 2; i++) {
+                for (int k = 0; k < 4; k++)
+                    a[g + k % 2 * 8][2 * t + i + k / 2 * 8] = bf16_half(o.a[k], i);
+                for (int k = 0; k < 2; k++) b[2 * t + i + k * 8][g] = bf16_half(o.b[k], i);
+                for (int k = 0; k < 2; k++) sum[g + 8 * k][2 * t + i] = o.c[2 * k + i];
+            }
         }
-        c[i] = (float)sum;
-    }
+        emulator::multiply(a, b, sum);
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++) {
+                float v = (float)sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+                memcpy(lanes.data[lane] + offsetof(operands, c) + sizeof v * i, &v, sizeof v);
+            }
+    });
+    memcpy(c, all[(int)threadIdx.x % 32].c, sizeof mine.c);
 }
 
-/* Copies come to pass when they are waited for. */
+static inline void copy_now(const emulator::pending_copy &c)
+{
+    if (c.from)
+        memcpy(c.to, c.from, c.n);
+    else
+        memset(c.to, 0, c.n);
+}
+
+/* Copies come to pass when their group is waited for, or at once. */
 template <int SIZE> static inline void copy_async(void *to, const void *from, bool there)
 {
-    emulator::current->copies.push_back({to, there ? from : nullptr, SIZE});
+    emulator::pending_copy copy = {to, there ? from : nullptr, SIZE};
+    if (emulator::early)
+        copy_now(copy);
+    else
+        emulator::current->copies.push_back(copy);
 }
 
 static inline void copy_commit(void)
 {
+    emulator::fiber *f = emulator::current;
+    f->groups.push_back(f->copies.size());
 }
 
 template <int N> static inline void copy_wait(void)
 {
-    static_assert(N == 0, "groups are not told apart");
-    for (const emulator::pending_copy &c : emulator::current->copies)
-        if (c.from)
-            memcpy(c.to, c.from, c.n);
-        else
-            memset(c.to, 0, c.n);
-    emulator::current->copies.clear();
+    emulator::fiber *f = emulator::current;
+    if (f->groups.size() <= N) return;
+    auto groups = f->groups.begin(), end = f->groups.end() - N;
+    size_t n = end[-1];
+    for (size_t i = 0; i < n; i++) copy_now(f->copies[i]);
+    f->copies.erase(f->copies.begin(), f->copies.begin() + (long)n);
+    f->groups.erase(groups, end);
+    for (size_t &group : f->groups) group -= n;
 }
 
 static inline void load_8x8(uint32_t r[4], const bf16 *row, bool transposed)
 {
-    const bf16 *all[32];
-    emulator::exchange(row, all);
+    auto all = emulator::exchange(row);
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) {
-        const bf16 *const *rows = all + 8 * i;
-        uint16_t low = transposed ? rows[2 * t][g].bits : rows[g][2 * t].bits;
-        uint16_t high = transposed ? rows[2 * t + 1][g].bits : rows[g][2 * t + 1].bits;
-        r[i] = low | (uint32_t)high << 16;
+        int low = 8 * i + (transposed ? 2 * t : g), high = 8 * i + (transposed ? 2 * t + 1 : g);
+        r[i] = all[low][transposed ? g : 2 * t].bits |
+               (uint32_t)all[high][transposed ? g : 2 * t + 1].bits << 16;
     }
 }
 
@@ -127,6 +150,16 @@ static inline void previous_wait()
 }
 static inline void next_launch()
 {
+}
+
+static inline float exp2_normal(float x)
+{
+    return exp2f(x);
+}
+
+static inline void shared_await(const int *value, int target)
+{
+    emulator::wait([=] { return *(const volatile int *)value == target; });
 }
 
 static inline void sync_named(int id, int threads)
