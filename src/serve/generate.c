@@ -66,6 +66,12 @@ static void measure_choice(struct exchange *x, const linnet_event *e, double now
     pthread_mutex_unlock(&s->mutex);
 }
 
+/* An answer may fail by itself (its logits are damaged); with these the engine has stopped. */
+static bool ends_engine(linnet_status status)
+{
+    return status == LINNET_DEVICE || status == LINNET_MEMORY || status == LINNET_INTERNAL;
+}
+
 static void on_event(void *user, const linnet_event *e)
 {
     struct submission *sub = user;
@@ -90,7 +96,7 @@ static void on_event(void *user, const linnet_event *e)
     pthread_mutex_unlock(&x->mutex);
     if (closed) exchange_cancel(x, false);
     if (finished) measure_choice(x, e, now);
-    if (e->error && e->error->status == LINNET_DEVICE) atomic_store(&x->server->failed, true);
+    if (e->error && ends_engine(e->error->status)) atomic_store(&x->server->failed, true);
     if (!gone && stream && e->type != LINNET_EVENT_PROMPT) exchange_wake(x);
     if (!gone && !stream && finished && all) exchange_work(x);
     if (!last) return;
@@ -254,6 +260,27 @@ static bool fits(struct exchange *x)
     return true;
 }
 
+/* A whole answer's log-probabilities take about a kilobyte each while they are written. */
+static bool fits_memory(struct exchange *x)
+{
+    enum { MOST = 1 << 18, USUAL = 4096 }; /* USUAL: an answer without max_tokens */
+    const linnet_request *r = &x->request.request;
+    int64_t room = x->server->plan.max_model_len, usual = room < USUAL ? room : USUAL,
+            each = r->want_logprobs ? 1 + r->logprobs : 0;
+    int64_t most = !r->max_tokens ? usual : r->max_tokens < room ? r->max_tokens : room;
+    if (x->request.stream || (int64_t)x->n_answers * most * each <= MOST) return true;
+    struct openai_fault fault = {0};
+    error_set(&fault.error, LINNET_INVALID,
+              "%zu answers of up to %lld tokens with %lld log-probabilities each are too many for "
+              "one reply (at most %d in all): ask for a stream, or lower n, max_tokens or "
+              "top_logprobs",
+              x->n_answers, (long long)most, (long long)each, (int)MOST);
+    snprintf(fault.field, sizeof fault.field, "%s",
+             x->request.endpoint == OPENAI_CHAT ? "top_logprobs" : "logprobs");
+    reply_fault(x, &fault);
+    return false;
+}
+
 /* Takes the body over. */
 static void generate(struct exchange *x, enum openai_endpoint endpoint, json_t *body)
 {
@@ -278,7 +305,7 @@ static void generate(struct exchange *x, enum openai_endpoint endpoint, json_t *
         reply_error(x, 503, "unavailable_error", NULL, "out of memory: the request's answers");
         return;
     }
-    if (!fits(x)) return;
+    if (!fits(x) || !fits_memory(x)) return;
     if (!enter_queue(x)) {
         x->retry_after = retry_after(x->server);
         reply_error(x, 429, "rate_limit_error", "queue_full",
