@@ -2,9 +2,8 @@
  * gemm.cu - the products of src/ops/cuda/gemm.cu against a slow kernel in the order of sums that
  * every kernel keeps to (bit for bit) and against a sum in double; then their speed.
  *
- *   nvcc -std=c++17 -O3 --expt-relaxed-constexpr -fmad=false -Iinclude -Isrc -Xcompiler
- * -static-libstdc++ \ -cudart static -gencode=arch=compute_90a,code=sm_90a bench/gpu/gemm.cu -o
- * gemm
+ *   nvcc -std=c++17 -gencode=arch=compute_90a,code=sm_90a -O3 -fmad=false \
+ *        --expt-relaxed-constexpr -Isrc -Iinclude -cudart static -o gemm bench/gpu/gemm.cu
  *   ./gemm check | ./gemm time | ./gemm variants, after only=NUMBER: of one variant
  */
 #include "ops/cuda/attention.cuh"

@@ -357,8 +357,8 @@ static __device__ __forceinline__ void load_first(const struct block &b, const s
 {
     uint32_t at = stage_at<N, GROUPS>(b, c) + lane_at();
     barrier_wait(&s.full[c.stage], c.phase);
-    f.k[0] = load_fragment(at);
-    f.k[1] = load_fragment(at + 512);
+    f.k[0] = load_shared(at);
+    f.k[1] = load_shared(at + 512);
 }
 
 /*
@@ -384,25 +384,25 @@ chain(const struct work &w, const struct block &b, int32_t units, bool more, str
         mma<N>(acc, f.k[0], tokens);
         mma_commit();
         mma_wait<2>();
-        f.k[2] = load_fragment(at + 1024);
+        f.k[2] = load_shared(at + 1024);
         mma_fence();
         mma<N>(acc, f.k[1], tokens + (256 >> 4));
         mma_commit();
         mma_wait<2>();
         if (u > 0) release(&s.empty[previous]);
-        f.k[3] = load_fragment(at + 1536);
+        f.k[3] = load_shared(at + 1536);
         mma_fence();
         mma<N>(acc, f.k[2], tokens + (512 >> 4));
         mma_commit();
         at = stage_at<N, GROUPS>(b, next) + lane_at();
         if (ahead) barrier_wait(&s.full[next.stage], next.phase);
         mma_wait<2>();
-        if (ahead) f.k[0] = load_fragment(at);
+        if (ahead) f.k[0] = load_shared(at);
         mma_fence();
         mma<N>(acc, f.k[3], tokens + (768 >> 4));
         mma_commit();
         mma_wait<2>();
-        if (ahead) f.k[1] = load_fragment(at + 512);
+        if (ahead) f.k[1] = load_shared(at + 512);
         previous = c->stage;
         *c = next;
     }
@@ -491,7 +491,7 @@ static __device__ __forceinline__ void add_segments(const struct work &w, uint32
     for (int j = 0; j < 4; j++) sum[j] = 0.0f;
     for (int32_t segment = 0; segment < w.segments; segment++) {
         if (units_of(w, segment) == 0) continue;
-        uint4 v = load_fragment(part_at + (segment * 32 + threadIdx.x % 32) * 16);
+        uint4 v = load_shared(part_at + (segment * 32 + threadIdx.x % 32) * 16);
         sum[0] = sum[0] + __uint_as_float(v.x);
         sum[1] = sum[1] + __uint_as_float(v.y);
         sum[2] = sum[2] + __uint_as_float(v.z);

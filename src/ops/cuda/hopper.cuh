@@ -1,7 +1,6 @@
 /*
- * hopper.cuh - instructions that have no intrinsics. Kernels that overlap, for any GPU; and of
- * sm_90a barriers in shared memory, bulk copies, clusters, warpgroup products. HOPPER_CODE is
- * defined where these may be used.
+ * hopper.cuh - instructions of sm_90a that have no intrinsics: barriers in shared memory, bulk
+ * copies, clusters, warpgroup products. HOPPER_CODE is defined where these may be used.
  */
 #ifndef LINNET_OPS_CUDA_HOPPER_CUH
 #define LINNET_OPS_CUDA_HOPPER_CUH
@@ -80,16 +79,6 @@ static __device__ __forceinline__ void copy(uint32_t to, const void *from, uint3
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
-}
-
-static __device__ __forceinline__ uint4 load_fragment(uint32_t address)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
 }
 
 static __device__ __forceinline__ void store_in_cluster(uint32_t address, const float *v)
