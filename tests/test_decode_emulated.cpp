@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "control.h"
 #include "ops/cuda/decode.cu"
 
 bool cuda_good(struct backend *b, cudaError_t status, const char *what)
@@ -114,7 +115,7 @@ struct rig {
     struct matrix embedding_rows = {};
     struct backend b = {};
 
-    rig(const struct shape &shape, bool norms)
+    rig(const struct shape &shape, bool norms, int blocks)
         : s(shape), head(s.vocab, s.hidden), embedding(s.vocab, s.hidden),
           final_norm(s.hidden, 1, 0.1f)
     {
@@ -133,7 +134,8 @@ struct rig {
         b.limits.max_context = 1024;
         b.limits.n_blocks = 600;
         b.capability = 90;
-        b.multiprocessors = 3;
+        b.multiprocessors = blocks;
+        emulator_set_device(90, blocks);
         b.model.embedding = &embedding_rows;
         b.model.head = &head.m;
         b.model.final_norm = &final_norm.v;
@@ -347,6 +349,7 @@ static int check_step(rig &r, bool norms, const std::vector<int> &before)
     memset(r.b.logits, 0xFF, (size_t)(n * s.vocab) * sizeof(float));
     if (!decode_can(&r.b, &step)) return 1;
     decode_run(&r.b, &step);
+    if (r.b.failed != cudaSuccess) return printf("FAILED: %s\n", r.b.failed_at), 1;
     for (int i = 0; i < n; i++) {
         std::vector<float> want = forward(r, sequences[(size_t)i], norms);
         double error = 0, size = 0;
@@ -381,12 +384,16 @@ int main()
         {{2, 256, 256, 3, 3, 80, 32, 1e-6f}, false},
     };
     for (const auto &m : models) {
-        rig r(m.shape, m.norms);
+        rig r(m.shape, m.norms, 3);
         failed += check_step(r, m.norms, {5});
         failed += check_step(r, m.norms, {0, 63, 64});
         failed += check_step(r, m.norms, {130, 1, 17, 200, 128, 127, 15, 16});
-        failed += check_step(r, m.norms, {700}); /* merged in a phase of its own */
+        failed += check_step(r, m.norms, {700}); /* more chunks than warps */
     }
+    /* more blocks than tasks: some have no chunk, some no head to merge, some no panel */
+    rig r(models[0].shape, models[0].norms, 19);
+    failed += check_step(r, models[0].norms, {5});
+    failed += check_step(r, models[0].norms, {130, 1, 17, 200});
     printf("%d failed\n", failed);
     return failed ? 1 : 0;
 }

@@ -175,6 +175,16 @@ static inline bool __all_sync(unsigned, bool v)
     return emulator::reduce(v, [](bool a, bool b) { return a && b; });
 }
 
+static inline unsigned __ballot_sync(unsigned, bool v)
+{
+    return emulator::reduce(v ? 1u << threadIdx.x % 32 : 0u,
+                            [](unsigned a, unsigned b) { return a | b; });
+}
+static inline int __ffs(unsigned v)
+{
+    return __builtin_ffs((int)v);
+}
+
 /* Nobody runs between a read and a write. */
 template <class T, class V> static inline T atomicAdd(T *at, V v)
 {

@@ -1,10 +1,11 @@
 /*
  * decode.cu - a whole decode step for up to 8 sequences in one kernel, for Hopper. A block on each
- * multiprocessor stays for the step; phases (QKV, attention, o_proj, gate_up, down, head) are
- * parted by barriers over all blocks. Weights depend on nothing, so each warp's share of all
- * matrices, in the order in which it will need them, streams through a ring of its own in shared
- * memory: memory is read on while a barrier is waited for. The sums are those of matrix_product and
- * attention_run, bit for bit.
+ * multiprocessor stays for the step; phases (qkv with attention, o_proj, gate_up, down; the head)
+ * are parted by barriers over all blocks. Within the first, attention finds q, k and v in tagged
+ * words (ptx.cuh) as soon as they are there, and merging what the chunks of keys gave. Weights
+ * depend on nothing, so each warp's share of all matrices, in the order in which it will need them,
+ * streams through a ring of its own in shared memory: memory is read on while a barrier is waited
+ * for. The sums are those of matrix_product and attention_run, bit for bit.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -65,16 +66,6 @@ static __device__ __forceinline__ void embed_phase(const struct decode_args &a)
         }
 }
 
-/* What a phase multiplies. */
-static __device__ __forceinline__ struct input input_of(const struct decode_args &a,
-                                                        const struct memory &m, int phase)
-{
-    if (phase == DOWN) return {(const uint4 *)a.act, 32, false};
-    if (phase != O_PROJ) return {(const uint4 *)a.normed, 32, false};
-    if (a.merge_apart) return {(const uint4 *)a.attn, 32, false};
-    return {(const uint4 *)m.s->sums, 4 * a.n, true};
-}
-
 template <int D>
 static __global__ void __launch_bounds__(ALL_THREADS, 1)
     decode_kernel(const __grid_constant__ struct decode_args a)
@@ -86,6 +77,7 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     m.q = (bf16 *)(m.ring + (size_t)WARPS * a.n_slots * SLOT);
     m.k = m.q + 16 * row_stride<D>();
     m.v = m.k + CHUNK_KEYS * row_stride<D>();
+    m.stage = (float *)m.q;
     m.layers = (struct decode_layer *)(m.v + CHUNK_KEYS * row_stride<D>());
     set_up(a, m);
     if (threadIdx.x >= WORKING_THREADS) {
@@ -103,38 +95,24 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     }
     if (computes) embed_phase(a);
     arrive(a, &target);
-    wait_all(a, target);
 #pragma unroll 1
     for (int32_t i = 0;; i++) {
         int phase = i < 4 * a.n_layers ? i % 4 : HEAD;
         const struct decode_layer &layer = m.layers[phase == HEAD ? 0 : i / 4];
-        bool attends = phase == QKV && task.token >= 0;
-        if (computes) {
-            product_phase(&w, a, m, phase, input_of(a, m, phase));
-        } else {
-            if (attends)
-                begin_task<D>(a, m, layer, task, (int)threadIdx.x - THREADS, 32 * FINISHERS,
-                              m.s->pages);
-            finish_phase(a, m, phase, end_of_phase(a, layer, phase));
-        }
+        uint32_t tag = a.first_tag + i / 4;
+        if (computes)
+            product_phase(&w, a, m, phase, target);
+        else
+            finish_phase(a, m, phase, end_of_phase(a, layer, phase, tag), target);
         if (phase == HEAD) return;
-        arrive(a, &target);
-        wait_all(a, target);
-        if (phase != QKV) continue;
-        if (attends && computes) attention_phase<D>(a, m, layer, task);
-        if (attends && !computes) {
-            copy_wait<0>();
-            sync_named(SYNC_WORKING, WORKING_THREADS);
+        if (phase == QKV && computes) {
+            if (task.token >= 0) {
+                begin_task<D>(a, m, layer, task, m.s->pages);
+                attention_phase<D>(a, m, layer, task, tag);
+            }
+            merge_phase<D>(a, m, tag);
         }
         arrive(a, &target);
-        wait_all(a, target);
-        if (a.merge_apart) {
-            if (computes) merge_phase<D>(a, m);
-            arrive(a, &target);
-            wait_all(a, target);
-        } else if (computes && m.s->shares[0][O_PROJ].groups > 0) {
-            merge_directly<D>(a, m);
-        }
     }
 }
 
@@ -146,16 +124,28 @@ struct decode {
     struct decode_args args;
     struct decode_layer *layers;
     int2 *work;
+    uint64_t *words; /* tagged: qkv, parts, part_sums */
+    size_t n_words;
 };
 
-static int64_t part_count(const struct shape *s, const struct limits *l)
+/* Tagged words of a step; at: where they begin, from `words` on, or NULL. */
+static size_t lay_words(const struct shape *s, const struct limits *l, uint64_t *words,
+                        struct decode_args *at)
 {
-    return 8 * (int64_t)s->n_heads * ((l->max_context + CHUNK_KEYS - 1) / CHUNK_KEYS);
+    size_t heads = (size_t)s->n_heads, dims = (size_t)s->head_dim;
+    size_t qkv = MOST_TOKENS * (heads + 2 * (size_t)s->n_kv_heads) * dims;
+    size_t parts = MOST_TOKENS * heads * (size_t)((l->max_context + CHUNK_KEYS - 1) / CHUNK_KEYS);
+    if (at) {
+        at->qkv = words;
+        at->parts = words + qkv;
+        at->part_sums = at->parts + parts * dims;
+    }
+    return qkv + parts * (dims + 2);
 }
 
 size_t decode_bytes(const struct shape *s, const struct limits *l)
 {
-    return (size_t)part_count(s, l) * ((size_t)s->head_dim * sizeof(float) + sizeof(float2)) +
+    return lay_words(s, l, NULL, NULL) * sizeof(uint64_t) +
            (size_t)s->n_layers * sizeof(struct decode_layer) + (1 << 16);
 }
 
@@ -208,13 +198,10 @@ bool decode_open(struct backend *b)
     b->decode = d;
     d->n_slots = slots;
     d->max_chunks = (b->limits.max_context + CHUNK_KEYS - 1) / CHUNK_KEYS;
-    size_t parts = (size_t)part_count(s, &b->limits);
     d->blocks = b->multiprocessors;
-    return cuda_good(
-               b, cudaMalloc((void **)&d->args.parts, parts * (size_t)s->head_dim * sizeof(float)),
-               "attention") &&
-           cuda_good(b, cudaMalloc((void **)&d->args.part_sums, parts * sizeof(float2)),
-                     "attention") &&
+    d->n_words = lay_words(s, &b->limits, NULL, NULL);
+    return cuda_good(b, cudaMalloc((void **)&d->words, d->n_words * sizeof *d->words),
+                     "decoding") &&
            cuda_good(b, cudaMalloc((void **)&d->args.arrived, sizeof(unsigned)), "decoding") &&
            cuda_good(b, cudaMemsetAsync(d->args.arrived, 0, sizeof(unsigned), b->stream),
                      "decoding") &&
@@ -235,8 +222,7 @@ void decode_close(struct backend *b)
 {
     struct decode *d = b->decode;
     if (!d) return;
-    cudaFree(d->args.parts);
-    cudaFree(d->args.part_sums);
+    cudaFree(d->words);
     cudaFree(d->args.arrived);
     cudaFree(d->layers);
     cudaFree(d->work);
@@ -337,7 +323,7 @@ static void fill_args(struct backend *b, struct decode *d)
     a->attn_padded = (int32_t)b->fragments.attn.padded;
     a->act = b->fragments.act.data;
     a->x = b->x;
-    a->qkv = b->qkv;
+    lay_words(s, &b->limits, d->words, a);
     a->squares = b->squares;
     a->logits = b->logits;
     a->n_layers = s->n_layers;
@@ -349,17 +335,6 @@ static void fill_args(struct backend *b, struct decode *d)
     a->n_slots = d->n_slots;
     a->eps = s->norm_eps;
     a->scale = attention_scale(s->head_dim);
-}
-
-/* Whether o_proj finds the chunks merged: else every block of it does it for itself. */
-static bool merges_apart(const struct backend *b, const struct step *s, int32_t most)
-{
-    size_t parts = (size_t)s->n_tokens * (size_t)b->shape.n_heads * (size_t)most;
-    size_t out = (size_t)s->n_tokens * (size_t)b->fragments.attn.padded * sizeof(bf16);
-    return most > DIRECT_CHUNKS || n_segments(b->fragments.attn.padded) > WARPS ||
-           parts * (size_t)b->shape.head_dim * sizeof(float) > chunk_bytes(b->shape.head_dim) ||
-           parts * sizeof(float2) > sizeof(((struct shared *)0)->scores) ||
-           out > sizeof(((struct shared *)0)->sums);
 }
 
 bool decode_can(const struct backend *b, const struct step *s)
@@ -380,15 +355,15 @@ void decode_run(struct backend *b, const struct step *s)
         d->ready = b->failed == cudaSuccess;
     }
     if (b->failed != cudaSuccess) return;
+    if (d->args.first_tag == 0 || d->args.first_tag > UINT32_MAX - (uint32_t)b->shape.n_layers) {
+        /* tags that are new to every place */
+        cuda_good(b, cudaMemsetAsync(d->words, 0, d->n_words * sizeof *d->words, b->stream),
+                  "decoding");
+        d->args.first_tag = 1;
+    }
     d->args.n = s->n_tokens;
     d->args.step = b->step;
     d->args.max_blocks = s->max_blocks;
-    d->args.most_chunks = 0;
-    for (int32_t i = 0; i < s->n_tokens; i++) {
-        int32_t chunks = s->positions[i] / CHUNK_KEYS + 1;
-        if (chunks > d->args.most_chunks) d->args.most_chunks = chunks;
-    }
-    d->args.merge_apart = merges_apart(b, s, d->args.most_chunks);
     cudaLaunchAttribute together = {};
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
@@ -400,6 +375,7 @@ void decode_run(struct backend *b, const struct step *s)
     config.attrs = &together;
     config.numAttrs = 1;
     cuda_good(b, cudaLaunchKernelEx(&config, kernel_for(b->shape.head_dim), d->args), "decoding");
-    int32_t barriers = 1 + b->shape.n_layers * (d->args.merge_apart ? 6 : 5);
+    int32_t barriers = 1 + 4 * b->shape.n_layers;
+    d->args.first_tag += (uint32_t)b->shape.n_layers;
     d->args.before += (unsigned)(barriers * d->blocks);
 }

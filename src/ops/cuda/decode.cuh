@@ -23,8 +23,7 @@ enum {
     SLAB_UNITS = 3,                 /* of a panel that are copied and multiplied at a time */
     SLOT = SLAB_UNITS * UNIT_BYTES, /* bytes */
     MOST_SLOTS = 8,
-    IN_FLIGHT = 2,           /* slabs of a warp on their way from memory at a time */
-    DIRECT_CHUNKS = 8,       /* of a sequence: up to this many o_proj may merge itself */
+    IN_FLIGHT = 1,           /* slabs of a warp on their way from memory at a time */
     SCORES = CHUNK_KEYS + 4, /* floats in a row of scores */
 };
 
@@ -60,15 +59,17 @@ struct decode_args {
     const struct chosen *chosen;
     bf16 *normed, *attn, *act; /* in fragments */
     int32_t attn_padded;
-    float *x, *qkv, *squares, *logits;
-    float *parts;      /* [tokens, heads, max_chunks, head_dim] */
-    float2 *part_sums; /* [tokens, heads, max_chunks] maximum, sum */
+    float *x, *squares, *logits;
+    /* Tagged words, layer i's with first_tag + i. Who writes a layer's is behind a barrier to which
+     * the readers of the layer before came after reading. */
+    uint32_t first_tag;
+    uint64_t *qkv;       /* [4][rows][tokens 2 t, 2 t + 1] */
+    uint64_t *parts;     /* [tokens, heads, max_chunks, head_dim] */
+    uint64_t *part_sums; /* [tokens, heads, max_chunks][maximum, sum] */
     unsigned *arrived;
     unsigned before; /* arrivals of earlier steps */
     int32_t n, n_layers, hidden, hidden_panels;
     int32_t n_heads, n_kv_heads, max_blocks, max_chunks, n_slots;
-    int32_t most_chunks; /* of a sequence in this step */
-    bool merge_apart;    /* chunks merge in a phase of their own */
     float eps, scale;
 };
 
@@ -95,14 +96,14 @@ struct shared {
     float scales[MOST_TOKENS];
     int32_t positions[MOST_TOKENS];
     int32_t pages[CHUNK_KEYS / KV_BLOCK]; /* blocks of the first task's chunk */
-    float running;                        /* of a merge: sum */
 };
 
 /* All of it: this struct, the rings, queries, keys and values of a chunk, the layers. */
 struct memory {
     struct shared *s;
-    uint8_t *ring; /* [WARPS][n_slots][SLOT] */
-    bf16 *q, *k, *v;
+    uint8_t *ring;   /* [WARPS][n_slots][SLOT] */
+    bf16 *q, *k, *v; /* of a chunk; in their place, */
+    float *stage;    /* what chunks of a head gave */
     struct decode_layer *layers;
 };
 
@@ -256,6 +257,29 @@ static __device__ __forceinline__ void load_fragments(uint32_t address, uint4 f[
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) f[i] = load_shared(address + 512 * i);
+}
+
+/* ---- waiting for tagged words ------------------------------------------------------------ */
+
+/*
+ * Until a warp has all its words. round() loads what the lane needs and returns one of its words
+ * that was not there yet, or NULL. Between rounds one lane asks for one word: polling for all of
+ * them would take from the memory's speed what others need to finish.
+ */
+template <typename Round>
+static __device__ __forceinline__ void await_words(uint32_t tag, Round round)
+{
+    for (;;) {
+        const uint64_t *missing = round();
+        unsigned lanes = __ballot_sync(~0u, missing != NULL);
+        if (lanes == 0) return;
+        if ((int)threadIdx.x % 32 == __ffs(lanes) - 1) {
+            uint32_t v[2];
+            while (!load_tagged(missing, tag, &v[0], &v[1])) {
+            }
+        }
+        __syncwarp();
+    }
 }
 
 /* ---- barriers ---------------------------------------------------------------------------- */

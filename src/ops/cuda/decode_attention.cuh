@@ -1,7 +1,7 @@
 /*
- * decode_attention.cuh - attention of the decode kernel: a block takes a chunk of keys of one
- * sequence and kv head; what chunks give is merged either by every block that o_proj needs it in,
- * or in a phase of its own. The arithmetic is attention.cuh's.
+ * decode_attention.cuh - attention of the decode kernel, by the computing warps: a block takes a
+ * chunk of keys of one sequence and kv head; what the chunks of a head give is merged by one block.
+ * The arithmetic is attention.cuh's.
  */
 #ifndef LINNET_OPS_CUDA_DECODE_ATTENTION_CUH
 #define LINNET_OPS_CUDA_DECODE_ATTENTION_CUH
@@ -43,16 +43,16 @@ static __device__ __forceinline__ int32_t page_of(const struct decode_args &a, c
     return a.step.block_tables[t.token * a.max_blocks + key / KV_BLOCK];
 }
 
-/* Starts the copy of a chunk's keys and values but the newest, which this step makes, by threads
- * first, first + n, ... with zeros beyond. pages: of the chunk, or NULL. */
+/* Starts the copy of a chunk's keys and values but the newest, which this step makes, with zeros
+ * beyond. pages: of the chunk, or NULL. */
 template <int D>
 static __device__ __forceinline__ void
 begin_task(const struct decode_args &a, const struct memory &m, const struct decode_layer &layer,
-           const struct task &t, int first, int n, const int32_t *pages)
+           const struct task &t, const int32_t *pages)
 {
     int32_t position = m.s->positions[t.token];
 #pragma unroll 1
-    for (int i = first; i < CHUNK_KEYS * (D / 8); i += n) {
+    for (int i = threadIdx.x; i < CHUNK_KEYS * (D / 8); i += THREADS) {
         int32_t row = i / (D / 8), d = i % (D / 8) * 8, key = t.chunk * CHUNK_KEYS + row;
         int32_t at = row * row_stride<D>() + d, block = 0;
         if (key == position) continue;
@@ -65,6 +65,15 @@ begin_task(const struct decode_args &a, const struct memory &m, const struct dec
     copy_commit();
 }
 
+/* One value of q, k or v; of a pair of tokens the one with that parity. */
+static __device__ __forceinline__ float await_value(const uint64_t *from, int parity, uint32_t tag)
+{
+    uint32_t v[2];
+    while (!load_tagged(from, tag, &v[0], &v[1])) {
+    }
+    return __uint_as_float(parity ? v[1] : v[0]);
+}
+
 /*
  * The group's queries, and the newest key and value if the chunk has them: each a warp's, normed
  * and turned as by rope_head, in shared memory; the latter in the cache too.
@@ -72,7 +81,7 @@ begin_task(const struct decode_args &a, const struct memory &m, const struct dec
 template <int D>
 static __device__ __forceinline__ void
 load_newest(const struct decode_args &a, const struct memory &m, const struct decode_layer &layer,
-            const struct task &t)
+            const struct task &t, uint32_t tag)
 {
     struct turned<D> r;
     const float *rope = a.step.rope + t.token * D;
@@ -82,28 +91,52 @@ load_newest(const struct decode_args &a, const struct memory &m, const struct de
         r.cosine[i] = rope[j];
         r.sine[i] = rope[D / 2 + j];
     }
-    int group = a.n_heads / a.n_kv_heads, lane = threadIdx.x % 32;
+    int group = a.n_heads / a.n_kv_heads, lane = threadIdx.x % 32, parity = t.token % 2;
     int32_t position = m.s->positions[t.token], heads = a.n_heads + a.n_kv_heads;
     int32_t n = position / CHUNK_KEYS == t.chunk ? group + 2 : group;
     int64_t at = cache_offset(a.step.slot_mapping[t.token], t.kv_head, a.n_kv_heads, D);
     int32_t row = position % CHUNK_KEYS * row_stride<D>();
-    const float *qkv = a.qkv + t.token * (heads + a.n_kv_heads) * D;
+    const uint64_t *qkv = a.qkv + (int64_t)(t.token / 2) * (heads + a.n_kv_heads) * D * 2;
 #pragma unroll 1
     for (int i = threadIdx.x / 32; i < n; i += WARPS) {
         bool key = i == group, value = i == group + 1;
-        const float *in = qkv + (value ? heads + t.kv_head
-                                 : key ? a.n_heads + t.kv_head
-                                       : t.kv_head * group + i) *
-                                    D;
+        const uint64_t *in = qkv + (value ? heads + t.kv_head
+                                    : key ? a.n_heads + t.kv_head
+                                          : t.kv_head * group + i) *
+                                       D * 2;
         const float *norm = value ? NULL : key ? layer.k_norm : layer.q_norm;
         bf16 *out = value ? m.v + row : key ? m.k + row : m.q + i * row_stride<D>();
         bf16 *also = value ? layer.values + at : key ? layer.keys + at : NULL;
-        float scale = norm ? head_scale<D>(in, a.eps) : 1.0f;
+        float scale = 1, x[turned<D>::N][2] = {};
+        await_words(tag, [&]() {
+            const uint64_t *missing = NULL;
+#pragma unroll
+            for (int k = 0; k < 2 * turned<D>::N; k++) {
+                int j = lane + k / 2 * 32;
+                const uint64_t *word = in + (k % 2 * (D / 2) + j) * 2;
+                uint32_t v[2];
+                if (j >= D / 2) continue;
+                if (!load_tagged(word, tag, &v[0], &v[1])) missing = word;
+                x[k / 2][k % 2] = __uint_as_float(parity ? v[1] : v[0]);
+            }
+            return missing;
+        });
+        if (norm) { /* as rope_head sums */
+            float sum = 0;
+#pragma unroll 1
+            for (int j = lane; j < D; j += 32) {
+                float v = await_value(in + j * 2, parity, tag);
+                sum = fmaf(v, v, sum);
+            }
+            __syncwarp();
+            for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+            scale = 1.0f / sqrtf(sum / (float)D + a.eps);
+        }
 #pragma unroll
         for (int k = 0; k < turned<D>::N; k++) {
             int j = lane + 32 * k;
             if (j >= D / 2) continue;
-            float low = in[j], high = in[D / 2 + j];
+            float low = x[k][0], high = x[k][1];
             if (norm) low = low * scale * norm[j], high = high * scale * norm[D / 2 + j];
             float c = r.cosine[k], s = r.sine[k];
             bf16 first = __float2bfloat16(value ? low : low * c - high * s);
@@ -136,7 +169,8 @@ template <int D> static __device__ __forceinline__ void chunk_scores(const struc
 
 template <int D>
 static __device__ __forceinline__ void chunk_values(const struct decode_args &a,
-                                                    const struct memory &m, const struct task &t)
+                                                    const struct memory &m, const struct task &t,
+                                                    uint32_t tag)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
     int32_t left = m.s->positions[t.token] + 1 - t.chunk * CHUNK_KEYS;
@@ -150,9 +184,11 @@ static __device__ __forceinline__ void chunk_values(const struct decode_args &a,
         s[i][0] = v.x, s[i][1] = v.y;
     }
     struct chunk c = chunk_weights<true, 1>(s, a.scale, n_keys, p);
-    int32_t part = (t.token * a.n_heads + t.kv_head * group + row) * a.max_chunks + t.chunk;
+    int64_t part =
+        (int64_t)(t.token * a.n_heads + t.kv_head * group + row) * a.max_chunks + t.chunk;
     if (warp == 0 && row < group && lane % 4 == 0)
-        a.part_sums[part] = make_float2(c.max[0], c.sum[0]);
+        store_tagged(a.part_sums + part * 2, __float_as_uint(c.max[0]), __float_as_uint(c.sum[0]),
+                     tag);
 #pragma unroll 1
     for (int tile = warp; tile < D / 8; tile += WARPS) {
         float o[4] = {0, 0, 0, 0};
@@ -165,178 +201,144 @@ static __device__ __forceinline__ void chunk_values(const struct decode_args &a,
             mma_16816(o, p[2 * i + 1][0], 0, p[2 * i + 1][2], 0, f[2], f[3]);
         }
         if (row < group)
-            *(float2 *)(a.parts + (int64_t)part * D + tile * 8 + lane % 4 * 2) =
-                make_float2(o[0], o[1]);
+            store_tagged(a.parts + part * D + tile * 8 + lane % 4 * 2, __float_as_uint(o[0]),
+                         __float_as_uint(o[1]), tag);
     }
 }
 
-/* The block's tasks; of the first the finishers have begun and wait for the copies. */
+/* The block's tasks; the first has begun. */
 template <int D>
 static __device__ __forceinline__ void
 attention_phase(const struct decode_args &a, const struct memory &m,
-                const struct decode_layer &layer, struct task t)
+                const struct decode_layer &layer, struct task t, uint32_t tag)
 {
 #pragma unroll 1
     for (int32_t i = (int32_t)blockIdx.x;;) {
-        load_newest<D>(a, m, layer, t);
+        load_newest<D>(a, m, layer, t, tag);
         copy_wait<0>();
-        if (i == (int32_t)blockIdx.x)
-            sync_named(SYNC_WORKING, WORKING_THREADS);
-        else
-            sync_computing();
+        sync_computing();
         chunk_scores<D>(m);
         sync_computing();
-        chunk_values<D>(a, m, t);
+        chunk_values<D>(a, m, t, tag);
+        sync_computing(); /* the chunk is done with */
         i += (int32_t)gridDim.x;
         t = find_task(a, m, i);
         if (t.token < 0) return;
-        sync_computing(); /* the chunk before is done with */
-        begin_task<D>(a, m, layer, t, (int)threadIdx.x, THREADS, NULL);
+        begin_task<D>(a, m, layer, t, NULL);
     }
 }
 
 /* ---- merging ----------------------------------------------------------------------------- */
 
-/* Where a column of a token lies: [columns / 32][n][4 lanes][8 values]. */
-static __device__ __forceinline__ int32_t direct_at(int32_t n, int32_t token, int32_t column)
+/* Blocks merge in descending order: those that have no task of attention first. */
+static __device__ __forceinline__ int32_t first_merge()
 {
-    return (column / 32 * n + token) * 32 + column % 8 / 2 * 8 + column / 16 % 2 * 4 +
-           column / 8 % 2 * 2 + column % 2;
+    return (int32_t)(gridDim.x - 1 - blockIdx.x);
 }
 
-/* A row is a head of a token; they come in order, WARPS apart. */
-struct row {
-    int32_t index, token, head;
+/* Chunks of a head, from `first` on, as soon as they are there, to shared memory: each a warp's. */
+template <int D>
+static __device__ __forceinline__ void load_parts(const struct decode_args &a,
+                                                  const struct memory &m, int64_t part, int32_t n,
+                                                  uint32_t tag)
+{
+    enum { AT_ONCE = 3, PAIRS = (D / 2 + 31) / 32 };
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float2 *sums = (float2 *)m.s->scores;
+#pragma unroll 1
+    for (int32_t first = warp; first < n; first += WARPS * AT_ONCE) {
+        uint32_t v[AT_ONCE][PAIRS + 1][2];
+        await_words(tag, [&]() {
+            const uint64_t *missing = NULL;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                int64_t c = part + first + i * WARPS;
+                if (first + i * WARPS >= n) continue;
+#pragma unroll
+                for (int k = 0; k < PAIRS; k++) {
+                    const uint64_t *word = a.parts + c * D + (lane + 32 * k) * 2;
+                    if (lane + 32 * k < D / 2 && !load_tagged(word, tag, &v[i][k][0], &v[i][k][1]))
+                        missing = word;
+                }
+                const uint64_t *word = a.part_sums + c * 2;
+                if (!load_tagged(word, tag, &v[i][PAIRS][0], &v[i][PAIRS][1])) missing = word;
+            }
+            return missing;
+        });
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int32_t c = first + i * WARPS;
+            if (c >= n) continue;
+#pragma unroll
+            for (int k = 0; k < PAIRS; k++)
+                if (lane + 32 * k < D / 2)
+                    *(float2 *)(m.stage + c * D + (lane + 32 * k) * 2) =
+                        make_float2(__uint_as_float(v[i][k][0]), __uint_as_float(v[i][k][1]));
+            if (lane == 0)
+                sums[c] =
+                    make_float2(__uint_as_float(v[i][PAIRS][0]), __uint_as_float(v[i][PAIRS][1]));
+        }
+    }
+}
+
+/* A head's result so far: one dimension for each thread; all threads have the maximum and sum. */
+struct merged {
+    float value, max, sum;
 };
 
-static __device__ __forceinline__ void next_row(struct row *r, int32_t n_heads)
-{
-    r->index += WARPS;
-    r->head += WARPS;
-    while (r->head >= n_heads) r->head -= n_heads, r->token++;
-}
-
-/*
- * Attention's output as o_proj's input, at direct_at, where the sums of products lie else. A warp
- * takes rows; a lane has four dimensions, and one chunk's maximum, sum and factors. All chunks of
- * all rows are asked for before the first is used; nobody reads another lane's copies.
- */
+/* n (at most 32) chunks more, in ascending order, a lane having the factors of one. */
 template <int D>
-static __device__ __forceinline__ void merge_directly(const struct decode_args &a,
-                                                      const struct memory &m)
+static __device__ __forceinline__ void merge_parts(struct merged *r, const float2 *sums,
+                                                   const float *values, int32_t n)
 {
     int lane = threadIdx.x % 32;
-    float *values = (float *)m.q + lane * 4;      /* [row][DIRECT_CHUNKS or fewer][D] */
-    float2 *parts = (float2 *)m.s->scores + lane; /* [row][chunk] */
-    bf16 *out = (bf16 *)m.s->sums;
-    bool on = lane < D / 4;
-    int32_t rows = a.n * a.n_heads, most = a.most_chunks;
-    struct row first = {-WARPS + (int)threadIdx.x / 32, 0, -WARPS + (int)threadIdx.x / 32};
-    struct row r = first;
-#pragma unroll 1
-    for (next_row(&r, a.n_heads); r.index < rows; next_row(&r, a.n_heads)) {
-        int32_t chunks = chunks_of(m.s->positions[r.token]);
-        const float *from = a.parts + (int64_t)r.index * a.max_chunks * D + lane * 4;
-#pragma unroll 1
-        for (int c = 0; c < chunks; c++)
-            if (on) copy_async<16>(values + (r.index * most + c) * D, from + c * D, true);
-        const float *sums = (const float *)(a.part_sums + r.index * a.max_chunks + lane);
-        if (lane >= chunks) continue;
-        copy_async<4>(&parts[r.index * most].x, sums, true);
-        copy_async<4>(&parts[r.index * most].y, sums + 1, true);
+    bool on = threadIdx.x < D;
+    float2 mine = lane < n ? sums[lane] : make_float2(-INFINITY, 0);
+    float larger = fmaxf(r->max, mine.x); /* so far, with this chunk */
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+        float other = __shfl_up_sync(~0u, larger, i);
+        if (lane >= i) larger = fmaxf(larger, other);
     }
-    copy_commit();
-    copy_wait<0>();
-    r = first;
-#pragma unroll 1
-    for (next_row(&r, a.n_heads); r.index < rows; next_row(&r, a.n_heads)) {
-        int32_t chunks = chunks_of(m.s->positions[r.token]);
-        float2 mine = make_float2(-INFINITY, 0);
-        if (lane < chunks) mine = parts[r.index * most];
-        /* merge_factors for all chunks at once: the maximum so far, before and with each */
-        float larger = mine.x;
-        for (int i = 1; i < DIRECT_CHUNKS; i *= 2) {
-            float other = __shfl_up_sync(~0u, larger, i);
-            if (lane >= i) larger = fmaxf(larger, other);
-        }
-        float before = __shfl_up_sync(~0u, larger, 1);
-        float old = lane == 0 ? 0.0f : exp2f(before - larger);
-        float add = exp2f(mine.x - larger), sum = 0;
-        float4 v = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-        for (int c = 0; c < chunks; c++) {
-            float o = __shfl_sync(~0u, old, c), n = __shfl_sync(~0u, add, c);
-            sum = fmaf(__shfl_sync(~0u, mine.y, c), n, sum * o);
-            float4 part = make_float4(0, 0, 0, 0);
-            if (on) part = *(const float4 *)(values + (r.index * most + c) * D);
-            v.x = merge_value(v.x, part.x, o, n);
-            v.y = merge_value(v.y, part.y, o, n);
-            v.z = merge_value(v.z, part.z, o, n);
-            v.w = merge_value(v.w, part.w, o, n);
-        }
-        /* columns 4 i to 4 i + 3 are values of two lanes that are neighbours */
-        int32_t column = r.head * D + lane * 4;
-        bf16 *to = out + direct_at(a.n, r.token, column);
-        if (!on) continue;
-        *(uint32_t *)to = pack_bf16(v.x / sum, v.y / sum);
-        *(uint32_t *)(to + 8) = pack_bf16(v.z / sum, v.w / sum);
+    float before = __shfl_up_sync(~0u, larger, 1);
+    if (lane == 0) before = r->max;
+    float old = before == -INFINITY ? 0.0f : exp2f(before - larger);
+    float add = mine.x == -INFINITY ? 0.0f : exp2f(mine.x - larger);
+#pragma unroll 4
+    for (int c = 0; c < n; c++) {
+        float o = __shfl_sync(~0u, old, c), with = __shfl_sync(~0u, add, c);
+        r->sum = fmaf(__shfl_sync(~0u, mine.y, c), with, r->sum * o);
+        if (on) r->value = merge_value(r->value, values[c * D + threadIdx.x], o, with);
     }
-#pragma unroll 1
-    for (int32_t i = a.n_heads * D + (int32_t)threadIdx.x; i < a.attn_padded; i += THREADS)
-        for (int32_t token = 0; token < a.n; token++)
-            out[direct_at(a.n, token, i)] = __float2bfloat16(0.0f);
-    sync_computing();
+    r->max = __shfl_sync(~0u, larger, 31);
 }
 
-/* A block for one head of one token: chunks come to shared memory in rounds, their factors are
- * worked out first, then each thread runs through the chunks of its dimension. */
+/* The block's heads: chunks come to shared memory in rounds, then a thread for each dimension runs
+ * through them. */
 template <int D>
 static __device__ __forceinline__ void merge_phase(const struct decode_args &a,
-                                                   const struct memory &m)
+                                                   const struct memory &m, uint32_t tag)
 {
-    float *values = (float *)m.q;
-    float2 *factors = (float2 *)m.s->scores;
     const int32_t fits = (int32_t)(chunk_bytes(D) / (D * sizeof(float)));
-    const int32_t most = (int32_t)(sizeof m.s->scores / sizeof(float2));
-    const int32_t round = fits < most ? fits : most;
-    bool on = threadIdx.x < D;
+    const int32_t round = min(fits, (int32_t)(sizeof m.s->scores / sizeof(float2)));
 #pragma unroll 1
-    for (int32_t i = (int32_t)blockIdx.x; i < a.n * a.n_heads; i += (int32_t)gridDim.x) {
+    for (int32_t i = first_merge(); i < a.n * a.n_heads; i += (int32_t)gridDim.x) {
         int32_t token = i / a.n_heads, chunks = chunks_of(m.s->positions[token]);
-        int32_t part = i * a.max_chunks;
-        float out = 0, max = -INFINITY, sum = 0, old, add; /* max and sum: thread 0's */
+        struct merged r = {0, -INFINITY, 0};
 #pragma unroll 1
         for (int32_t first = 0; first < chunks; first += round) {
             int32_t count = min(chunks - first, round);
-            const float *from = a.parts + (int64_t)(part + first) * D;
+            load_parts<D>(a, m, (int64_t)i * a.max_chunks + first, count, tag);
             sync_computing();
 #pragma unroll 1
-            for (int j = threadIdx.x * 4; j < count * D; j += THREADS * 4)
-                copy_async<16>(values + j, from + j, true);
-            copy_commit();
-#pragma unroll 1
-            for (int j = threadIdx.x; j < count; j += THREADS)
-                factors[j] = __ldcg(a.part_sums + part + first + j);
+            for (int32_t c = 0; c < count; c += 32)
+                merge_parts<D>(&r, (float2 *)m.s->scores + c, m.stage + c * D, min(count - c, 32));
             sync_computing();
-            if (threadIdx.x == 0) {
-#pragma unroll 1
-                for (int j = 0; j < count; j++) {
-                    merge_factors(&max, &sum, factors[j].x, factors[j].y, &old, &add);
-                    factors[j] = make_float2(old, add);
-                }
-                m.s->running = sum;
-            }
-            copy_wait<0>();
-            sync_computing();
-#pragma unroll 4
-            for (int j = 0; j < count && on; j++)
-                out = merge_value(out, values[j * D + threadIdx.x], factors[j].x, factors[j].y);
         }
         struct act to = {a.attn, a.attn_padded, MOST_TOKENS, false};
-        if (on)
+        if (threadIdx.x < D)
             to.data[act_at(to, token, i % a.n_heads * D + (int)threadIdx.x)] =
-                __float2bfloat16(out / m.s->running);
-        sync_computing();
+                __float2bfloat16(r.value / r.sum);
     }
 }
 

@@ -10,19 +10,18 @@
 
 enum { BATCH_SLABS = 3, BATCH = BATCH_SLABS * SLAB_UNITS }; /* units whose inputs a lane holds */
 
-/* What a phase multiplies: fragments, `stride` of them for 32 columns. */
-struct input {
-    const uint4 *x;
-    int32_t stride;
-    bool resident; /* in shared memory, in the way of the sums */
-};
+/* What a phase multiplies: fragments, 32 of 16 bytes for 32 columns. */
+static __device__ __forceinline__ const uint4 *input_of(const struct decode_args &a, int phase)
+{
+    return (const uint4 *)(phase == DOWN ? a.act : phase == O_PROJ ? a.attn : a.normed);
+}
 
 /* The inputs of one unit, two fragments, of `left` that there are from x on. */
-static __device__ __forceinline__ void load_unit(const uint4 *x, int32_t stride, int unit,
-                                                 int32_t left, uint4 in[2])
+static __device__ __forceinline__ void load_unit(const uint4 *x, int unit, int32_t left,
+                                                 uint4 in[2])
 {
     in[0] = in[1] = make_uint4(0, 0, 0, 0);
-    if (unit < left) in[0] = x[2 * unit * stride], in[1] = x[(2 * unit + 1) * stride];
+    if (unit < left) in[0] = x[2 * unit * 32], in[1] = x[(2 * unit + 1) * 32];
 }
 
 static __device__ __forceinline__ void multiply_unit(const uint4 f[4], const uint4 in[2],
@@ -52,9 +51,9 @@ static __device__ __forceinline__ void multiply_two(const uint4 f[4], const uint
  * registers to those of the next batch: next_left units from next on.
  */
 template <bool PAIR>
-static __device__ __forceinline__ void
-multiply_batch(struct place *w, const struct memory &m, int32_t n, uint4 in[BATCH][2],
-               float c[2][4], const uint4 *next, int32_t stride, int32_t next_left)
+static __device__ __forceinline__ void multiply_batch(struct place *w, const struct memory &m,
+                                                      int32_t n, uint4 in[BATCH][2], float c[2][4],
+                                                      const uint4 *next, int32_t next_left)
 {
 #pragma unroll
     for (int s = 0; s < BATCH_SLABS; s++) {
@@ -78,7 +77,7 @@ multiply_batch(struct place *w, const struct memory &m, int32_t n, uint4 in[BATC
             if (next_left == 0) continue;
 #pragma unroll
             for (int u = s * SLAB_UNITS; u < (s + 1) * SLAB_UNITS; u++)
-                load_unit(next, stride, u, next_left, in[u]);
+                load_unit(next, u, next_left, in[u]);
         }
     }
 }
@@ -92,9 +91,8 @@ static __device__ __forceinline__ void park_sums(float4 *sums, const float c[4])
  * batch by batch, the next panel's beginning with this one's. */
 static __device__ __forceinline__ void multiply_panel(struct place *w, const struct memory &m,
                                                       const struct share &share, bool whole,
-                                                      const uint4 *x, int32_t stride, bool on,
-                                                      bool more, uint4 in[BATCH][2],
-                                                      float4 (*sums)[32])
+                                                      const uint4 *x, bool on, bool more,
+                                                      uint4 in[BATCH][2], float4 (*sums)[32])
 {
     int32_t end = share.count[0] + (whole ? share.count[1] : 0), unit = 0;
     bool keep = !whole; /* the same inputs for all panels: they fit into a batch */
@@ -108,7 +106,7 @@ static __device__ __forceinline__ void multiply_panel(struct place *w, const str
             if (next == end) next = 0;
             if (!keep && on && (next > 0 || more))
                 next_left = (next < share.count[0] ? share.count[0] : end) - next;
-            multiply_batch<false>(w, m, n, in, c, x + 2 * next * stride, stride, next_left);
+            multiply_batch<false>(w, m, n, in, c, x + 2 * next * 32, next_left);
             unit += n;
         }
         park_sums(sums[part], c[0]);
@@ -116,31 +114,32 @@ static __device__ __forceinline__ void multiply_panel(struct place *w, const str
     }
 }
 
+/* target: the barrier behind which the inputs are; what does not need them comes before it. */
 static __device__ __forceinline__ void product_phase(struct place *w, const struct decode_args &a,
                                                      const struct memory &m, int phase,
-                                                     const struct input &from)
+                                                     unsigned target)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct share &share = m.s->shares[warp][phase];
     bool whole = is_whole(a, phase), on = lane / 4 < a.n;
     int32_t groups = share.groups, count = share.count[0];
-    const uint4 *x = from.x + 2 * share.unit[0] * from.stride + lane;
+    const uint4 *x = input_of(a, phase) + 2 * share.unit[0] * 32 + lane;
+    wait_all(a, target);
     if (groups == 0) return;
     uint4 in[BATCH][2];
 #pragma unroll
-    for (int u = 0; u < BATCH; u++) load_unit(x, from.stride, u, on ? count : 0, in[u]);
-    if (from.resident) sync_computing();
+    for (int u = 0; u < BATCH; u++) load_unit(x, u, on ? count : 0, in[u]);
 #pragma unroll 1
     for (int32_t group = 0; group < groups; group++) {
         int turn = group % FINISHERS;
         if (group >= FINISHERS) sync_named(SUMS_FREE + turn, THREADS + 32);
         if (is_pair(share, whole, group)) {
             float c[2][4] = {};
-            multiply_batch<true>(w, m, count, in, c, x, from.stride, 0);
+            multiply_batch<true>(w, m, count, in, c, x, 0);
             park_sums(m.s->sums[turn][warp], c[0]);
             park_sums(m.s->sums[turn][WARPS + warp], c[1]);
         } else {
-            multiply_panel(w, m, share, whole, x, from.stride, on, group + 1 < groups, in,
+            multiply_panel(w, m, share, whole, x, on, group + 1 < groups, in,
                            m.s->sums[turn] + (whole ? 2 * warp : warp));
         }
         arrive_named(SUMS_FULL + turn, THREADS + 32);
@@ -156,11 +155,13 @@ struct decode_end {
     const float *bias, *gamma;
     float *y, *out_squares;
     bf16 *out;
+    uint64_t *tagged; /* of TO_ROWS: goes here instead of y, or NULL */
+    uint32_t tag;
 };
 
 /* The head has no layer. */
 static __device__ __forceinline__ struct decode_end
-end_of_phase(const struct decode_args &a, const struct decode_layer &w, int phase)
+end_of_phase(const struct decode_args &a, const struct decode_layer &w, int phase, uint32_t tag)
 {
     struct decode_end e;
     e.to = phase == GATE_UP ? TO_ACT : phase == QKV || phase == HEAD ? TO_ROWS : TO_RESIDUAL;
@@ -169,7 +170,9 @@ end_of_phase(const struct decode_args &a, const struct decode_layer &w, int phas
     e.panels = a.hidden_panels;
     e.bias = phase == QKV ? w.qkv_bias : phase == O_PROJ ? w.o_bias : NULL;
     e.gamma = phase == DOWN ? w.next_norm : phase == O_PROJ ? w.post_norm : NULL;
-    e.y = phase == QKV ? a.qkv : phase == HEAD ? a.logits : a.x;
+    e.y = phase == HEAD ? a.logits : a.x;
+    e.tagged = phase == QKV ? a.qkv : NULL;
+    e.tag = tag;
     e.out_squares = a.squares;
     e.out = phase == GATE_UP ? a.act : a.normed;
     return e;
@@ -199,6 +202,28 @@ static __device__ __forceinline__ void load_decode_tail(const struct decode_end 
     }
 }
 
+/* The sums of two tokens side by side, as store_sums. */
+static __device__ __forceinline__ void store_tagged_rows(const struct decode_end &e, int32_t row,
+                                                         const float c[4],
+                                                         const struct decode_tail &t,
+                                                         const float *scales)
+{
+    int token = (int)threadIdx.x % 4 * 2;
+    uint64_t *to = e.tagged + ((int64_t)(token / 2) * e.rows + row) * 2;
+    if (token >= e.n) return;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float v[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            v[j] = c[2 * i + j] * scales[token + j];
+            if (e.bias) v[j] += t.bias[i];
+        }
+        if (row + 8 * i < e.rows)
+            store_tagged(to + 16 * i, __float_as_uint(v[0]), __float_as_uint(v[1]), e.tag);
+    }
+}
+
 /* As store_fragment of product.cuh. c[j], c[2 + j]: rows g and g + 8 of token 2 t + j. */
 static __device__ __forceinline__ void store_sums(const struct decode_end &e, int32_t panel,
                                                   const float c[4], const struct decode_tail &t,
@@ -207,8 +232,12 @@ static __device__ __forceinline__ void store_sums(const struct decode_end &e, in
     int lane = threadIdx.x % 32, g = lane / 4;
     int32_t row = panel * PANEL_ROWS + g;
     bool on_low = row < e.rows, on_high = row + 8 < e.rows;
+    if (e.tagged) {
+        store_tagged_rows(e, row, c, t, scales);
+        return;
+    }
 #pragma unroll 1
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < min(e.n, 2); j++) {
         int32_t token = lane % 4 * 2 + j;
         bool on = token < e.n;
         float low = j ? c[1] : c[0], high = j ? c[3] : c[2];
@@ -236,24 +265,43 @@ static __device__ __forceinline__ void store_sums(const struct decode_end &e, in
     }
 }
 
+/* token_scale of all tokens, each finisher's at the same time. */
+static __device__ __forceinline__ void find_scales(const struct decode_args &a,
+                                                   const struct memory &m)
+{
+    enum { EACH = (MOST_TOKENS + FINISHERS - 1) / FINISHERS };
+    int first = threadIdx.x / 32 - WARPS, lane = threadIdx.x % 32;
+    float sum[EACH] = {};
+#pragma unroll 4
+    for (int32_t p = lane; p < a.hidden_panels; p += 32)
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int token = first + i * FINISHERS;
+            if (token < a.n) sum[i] += __ldcg(a.squares + token * a.hidden_panels + p);
+        }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        if (first + i * FINISHERS >= a.n) break;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2)
+            sum[i] += __shfl_xor_sync(~0u, sum[i], offset);
+        float scale = 1.0f / sqrtf(sum[i] / (float)a.hidden + a.eps);
+        if (lane == 0) m.s->scales[first + i * FINISHERS] = scale;
+    }
+    sync_named(SYNC_FINISHING, 32 * FINISHERS);
+}
+
 static __device__ __forceinline__ void finish_phase(const struct decode_args &a,
                                                     const struct memory &m, int phase,
-                                                    const struct decode_end &end)
+                                                    const struct decode_end &end, unsigned target)
 {
     int turn = threadIdx.x / 32 - WARPS, lane = threadIdx.x % 32;
     const struct share &share = m.s->shares[0][phase];
     bool whole = is_whole(a, phase);
     int32_t groups = share.groups, n_sums = whole ? 16 : 8;
+    wait_all(a, target);
     if (groups == 0) return;
-    if (end.to != TO_RESIDUAL) {
-#pragma unroll 1
-        for (int token = turn; token < a.n; token += FINISHERS) {
-            float scale =
-                token_scale(a.squares + token * a.hidden_panels, a.hidden_panels, a.hidden, a.eps);
-            if (lane == 0) m.s->scales[token] = scale;
-        }
-        sync_named(SYNC_FINISHING, 32 * FINISHERS);
-    }
+    if (end.to != TO_RESIDUAL) find_scales(a, m);
 #pragma unroll 1
     for (int32_t group = turn; group < groups; group += FINISHERS) {
         int32_t panel = share.panel + (whole ? group : 2 * group);

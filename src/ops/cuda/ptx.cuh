@@ -197,6 +197,36 @@ static __device__ __forceinline__ void signal_add(unsigned *signal)
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(signal) : "memory");
 }
 
+/*
+ * Two values, each in a word with a tag: who finds the tag has the value, without a barrier. Each
+ * word is read and written at once. A tag must not have been in that place before.
+ */
+static __device__ __forceinline__ void store_tagged(uint64_t *to, uint32_t v0, uint32_t v1,
+                                                    uint32_t tag)
+{
+    asm volatile("{\n.reg .b64 w0, w1;\n"
+                 "mov.b64 w0, {%1, %3};\n"
+                 "mov.b64 w1, {%2, %3};\n"
+                 "st.relaxed.gpu.global.v2.b64 [%0], {w0, w1};\n}" ::"l"(to),
+                 "r"(v0), "r"(v1), "r"(tag)
+                 : "memory");
+}
+
+/* As store_tagged wrote them, if both tags are there. */
+static __device__ __forceinline__ bool load_tagged(const uint64_t *from, uint32_t tag, uint32_t *v0,
+                                                   uint32_t *v1)
+{
+    uint32_t t0, t1;
+    asm volatile("{\n.reg .b64 w0, w1;\n"
+                 "ld.relaxed.gpu.global.v2.b64 {w0, w1}, [%4];\n"
+                 "mov.b64 {%0, %1}, w0;\n"
+                 "mov.b64 {%2, %3}, w1;\n}"
+                 : "=r"(*v0), "=r"(t0), "=r"(*v1), "=r"(t1)
+                 : "l"(from)
+                 : "memory");
+    return t0 == tag && t1 == tag;
+}
+
 /* Until the signal has come to target, wrapping round. */
 static __device__ __forceinline__ void signal_await(const unsigned *signal, unsigned target)
 {

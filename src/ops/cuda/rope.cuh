@@ -13,15 +13,6 @@ static __device__ __forceinline__ int64_t cache_offset(int32_t slot, int32_t kv_
            head_dim;
 }
 
-/* 1 / rms of a head, by a warp; every lane gets it. */
-template <int D> static __device__ __forceinline__ float head_scale(const float *in, float eps)
-{
-    float sum = 0;
-    for (int i = threadIdx.x % 32; i < D; i += 32) sum = fmaf(in[i], in[i], sum);
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    return 1.0f / sqrtf(sum / (float)D + eps);
-}
-
 /* in: [head_dim], written by other blocks; rope: [head_dim]; norm: [head_dim] or NULL. A second
  * copy goes to `also` unless it is NULL. */
 static __device__ __forceinline__ void rope_head(const float *in, const float *rope,

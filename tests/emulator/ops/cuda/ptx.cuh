@@ -171,6 +171,24 @@ static inline void arrive_named(int id, int threads)
     emulator::barrier_arrive(id, threads);
 }
 
+static inline void store_tagged(uint64_t *to, uint32_t v0, uint32_t v1, uint32_t tag)
+{
+    to[0] = (uint64_t)tag << 32 | v0;
+    to[1] = (uint64_t)tag << 32 | v1;
+}
+
+/* Comes back when the tags are there: who polls is not to keep others from running. */
+static inline bool load_tagged(const uint64_t *from, uint32_t tag, uint32_t *v0, uint32_t *v1)
+{
+    emulator::wait([=] {
+        const volatile uint64_t *at = from;
+        return at[0] >> 32 == tag && at[1] >> 32 == tag;
+    });
+    *v0 = (uint32_t)from[0];
+    *v1 = (uint32_t)from[1];
+    return true;
+}
+
 static inline void signal_add(unsigned *signal)
 {
     ++*signal;
