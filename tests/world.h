@@ -42,7 +42,7 @@ static inline void world_open_with(struct world *w, struct checkpoint *cp, const
                             .max_seqs = MAX_SEQS,
                             .max_context = MAX_LEN,
                             .n_blocks = N_BLOCKS,
-                            .eager = eager};
+                            .launching = eager ? LAUNCH_EACH : LAUNCH_BEST};
     w->cp = cp;
     assert_ok(model_config_read(w->cp, &w->config, &err), err);
     assert_ok(pool_create(threads, &w->pool, &err), err);
