@@ -117,8 +117,7 @@ static void poison_all(const struct play *p)
 {
     static int32_t used[N_BLOCKS];
     const struct shape *s = &p->w.config.shape;
-    bool padded =
-        s->hidden % 64 || s->n_heads * s->head_dim % 64 || s->intermediate % 64 || s->vocab % 16;
+    bool padded = s->hidden % 64 || s->n_heads * s->head_dim % 64 || s->intermediate % 64;
     memset(used, 0, sizeof used);
     for (int i = 0; i < p->n; i++)
         for (int32_t b = 0; b * KV_BLOCK < p->seqs[i].done; b++) {
