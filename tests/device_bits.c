@@ -58,12 +58,15 @@ struct play {
     struct adjustment adjustments[MAX_SEQS][MAX_ADJUSTMENTS];
     struct answers got;
     int n;
+    char what[160]; /* the model and the way */
 };
 
-static void play_open(struct play *p, struct checkpoint *cp, enum launching launching)
+static void play_open(struct play *p, const char *name, struct checkpoint *cp,
+                      const struct way *way)
 {
     linnet_error err;
-    world_open_with(&p->w, cp, gpu.ops, 4, launching);
+    snprintf(p->what, sizeof p->what, "%s, %s", name, way->what);
+    world_open_with(&p->w, cp, gpu.ops, 4, way->launching);
     assert_ok(sampler_create(p->w.vocab, &p->sampler, &err), err);
     p->got.rows = malloc((size_t)MAX_SEQS * MOST_NEW * (size_t)p->w.vocab * sizeof(float));
     assert_non_null(p->got.rows);
@@ -163,7 +166,9 @@ static void run_turn(struct play *p, const int32_t *counts)
         struct test_sequence *s = &p->seqs[i];
         int32_t t = s->n - s->n_prompt;
         if (s->done < s->n) continue; /* in the middle of its prompt */
-        assert_int_equal(chosen[row].status, LINNET_OK);
+        if (chosen[row].status)
+            fail_msg("%s, %d at once: sequence %d, token %d: status %d, as for NaN", p->what, p->n,
+                     i, t, (int)chosen[row].status);
         s->tokens[s->n++] = p->got.ids[i][t] = chosen[row].id;
         gpu.ops->read_buffer(p->w.decoder->backend, BUFFER_LOGITS, row,
                              row_of(&p->got, i, t, p->w.vocab));
@@ -187,7 +192,7 @@ static void play_all(struct play *p, const struct way *way, int first, int n, in
     }
 }
 
-static void expect_same(const struct play *p, const struct answers *alone, const char *what)
+static void expect_same(const struct play *p, const struct answers *alone)
 {
     size_t vocab = (size_t)p->w.vocab;
     for (int i = 0; i < p->n; i++)
@@ -196,10 +201,10 @@ static void expect_same(const struct play *p, const struct answers *alone, const
                        vocab * sizeof(float)) != 0)
                 fail_msg("%s, %d at once: sequence %d, token %d: its logits are not those that it "
                          "has alone",
-                         what, p->n, i, t);
+                         p->what, p->n, i, t);
             if (p->got.ids[i][t] != alone->ids[i][t])
-                fail_msg("%s, %d at once: sequence %d, token %d is %d, alone %d", what, p->n, i, t,
-                         p->got.ids[i][t], alone->ids[i][t]);
+                fail_msg("%s, %d at once: sequence %d, token %d is %d, alone %d", p->what, p->n, i,
+                         t, p->got.ids[i][t], alone->ids[i][t]);
         }
 }
 
@@ -223,16 +228,14 @@ static void check_batches(const char *name, const struct random_shape *shape)
     size_t n_sizes = quick ? 2 : 6;
     if (shape) name = shape->name;
     print_message("%s: %s\n", gpu.text, name);
-    play_open(&alone, open_checkpoint(name, shape), LAUNCH_EACH);
+    play_open(&alone, name, open_checkpoint(name, shape), &alone_way);
     for (int i = 0; i < sizes[n_sizes - 1]; i++) play_all(&alone, &alone_way, i, 1, 0);
     for (int k = 0; k < N_WAYS; k++) {
-        char what[160];
         if (quick && ways[k].poison) continue;
-        snprintf(what, sizeof what, "%s, %s", name, ways[k].what);
-        play_open(&play, open_checkpoint(name, shape), ways[k].launching);
+        play_open(&play, name, open_checkpoint(name, shape), &ways[k]);
         for (size_t i = 0; i < n_sizes; i++) {
             play_all(&play, &ways[k], 0, sizes[i], 1 + 3 * k + (int32_t)i);
-            expect_same(&play, &alone.got, what);
+            expect_same(&play, &alone.got);
         }
         play_close(&play);
     }
@@ -287,6 +290,7 @@ static void engine(void **state)
     assert_ok(linnet_model_open(data_path("qwen3-tiny"), &model, &err), err);
     struct load load = {.crowded = open_engine(model, 6, false),
                         .alone = open_engine(model, 24, true),
+                        .at_once = true,
                         .n_requests = quick   ? 6
                                       : small ? 30
                                               : 200,
@@ -301,7 +305,7 @@ static void engine(void **state)
     linnet_engine_get_stats(load.crowded, &stats);
     print_message("%lld preemptions, %lld tokens of prompts were in the cache\n",
                   (long long)stats.n_preemptions, (long long)stats.cached_tokens);
-    assert_true(quick || stats.n_preemptions > 3);
+    assert_true(quick || stats.n_preemptions > 0);
     assert_true(quick || stats.cached_tokens > 0);
     linnet_engine_destroy(load.crowded);
     linnet_engine_destroy(load.alone);
