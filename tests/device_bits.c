@@ -271,7 +271,7 @@ static linnet_engine *open_engine(linnet_model *model, int32_t n_blocks, bool al
     linnet_error err;
     linnet_engine_options options = {.device = "cuda",
                                      .max_num_seqs = 8,
-                                     .max_num_batched_tokens = alone ? 256 : 40,
+                                     .max_num_batched_tokens = alone ? 256 : 100,
                                      .no_prefix_caching = alone,
                                      .enforce_eager = alone};
     assert_ok(linnet_engine_plan(model, &options, &plan, &err), err);
@@ -287,20 +287,17 @@ static void engine(void **state)
     linnet_model *model;
     linnet_error err;
     linnet_stats stats;
+    int32_t n_requests = quick ? 6 : 200;
     assert_ok(linnet_model_open(data_path("qwen3-tiny"), &model, &err), err);
-    struct load load = {.crowded = open_engine(model, 6, false),
-                        .alone = open_engine(model, 24, true),
+    struct load load = {.crowded = open_engine(model, 12, false),
+                        .alone = open_engine(model, 80, true),
                         .at_once = true,
-                        .n_requests = quick   ? 6
-                                      : small ? 30
-                                              : 200,
+                        .n_requests = n_requests,
                         .seed = 1,
                         .n_vocab = 256,
-                        .max_prompt = 40,
-                        .max_tokens = quick ? 20 : 50,
-                        .plain = 2,
-                        .stop_strings = true,
-                        .stops = {"e", "on"}};
+                        .max_prompt = 80,
+                        .max_tokens = quick ? 20 : 80,
+                        .plain = 2};
     load_test(&load);
     linnet_engine_get_stats(load.crowded, &stats);
     print_message("%lld preemptions, %lld tokens of prompts were in the cache\n",
