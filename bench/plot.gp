@@ -1,5 +1,5 @@
 # Decoding speed over batch size, from a CSV file of bench/gpu/run.py:
-#   gnuplot -e "csv='out/speed.csv'; svg='docs/speed.svg'" bench/plot.gp
+#   gnuplot -e "csv='out/speed.csv'; svg='docs/images/speed.svg'" bench/plot.gp
 if (!exists("csv")) csv = "speed.csv"
 if (!exists("svg")) svg = "speed.svg"
 if (!exists("prompt")) prompt = 128

@@ -172,6 +172,7 @@ struct load {
     linnet_engine *crowded, *alone;
     /* One step of an engine without a thread, true while it has work; NULL: both have threads. */
     bool (*turn)(linnet_engine *engine);
+    bool at_once; /* without `turn`: nobody waits between two requests */
     int32_t n_requests;
     uint64_t seed;
     int32_t n_vocab;      /* ids for prompts */
@@ -243,7 +244,7 @@ static inline struct job *random_job(const struct load *l, uint64_t *counter)
     return job;
 }
 
-/* Hands in a few requests between any two steps. */
+/* Hands in a few requests between any two steps, or all as fast as may be. */
 static inline void run_crowded(const struct load *l, struct job **jobs, uint64_t *counter)
 {
     for (int32_t next = 0; next < l->n_requests;) {
@@ -251,7 +252,7 @@ static inline void run_crowded(const struct load *l, struct job **jobs, uint64_t
             job_submit(jobs[next++], l->crowded);
         if (l->turn)
             l->turn(l->crowded);
-        else
+        else if (!l->at_once)
             usleep((useconds_t)draw(l, counter, 500));
     }
     while (l->turn && l->turn(l->crowded)) continue;

@@ -10,6 +10,7 @@
 #include "engine/check_internal.h"
 #include "engine/sampler.h"
 #include "model/random.h"
+#include "poison.h"
 #include "world.h"
 
 const struct ops *linnet_cuda_ops(const struct ops_cuda_request *request, char *text,
@@ -84,7 +85,7 @@ static void make_oracle(const struct test_model *m, struct oracle *o)
     struct world w;
     struct test_sequence s;
     linnet_error err;
-    world_open_with(&w, open_model(m), find_ops(80), 2, true);
+    world_open_with(&w, open_model(m), find_ops(80), 2, LAUNCH_EACH);
     for (int i = 0; i < N; i++) {
         make_sequence(&w, i, length_of(i), &s);
         o->rows[i] = malloc((size_t)s.n * (size_t)w.vocab * sizeof(float));
@@ -101,7 +102,7 @@ static void check_numbers(const struct test_model *m, const struct oracle *o)
     linnet_error err;
     struct check c = {.device.ops = find_ops(80)};
     double error = 0, size = 0;
-    world_open_with(&w, open_model(m), &ops_reference, 2, false);
+    world_open_with(&w, open_model(m), &ops_reference, 2, LAUNCH_BEST);
     make_sequence(&w, 0, length_of(0), &s);
     size_t n = (size_t)s.n * (size_t)w.vocab;
     float *want = malloc(n * sizeof *want);
@@ -119,7 +120,7 @@ static void check_numbers(const struct test_model *m, const struct oracle *o)
 }
 
 /* Whatever is not written in the step itself, or known to be in the cache, must not matter. */
-static void poison(const struct world *w, const struct test_sequence *seqs, bool inputs)
+static void poison_all(const struct world *w, const struct test_sequence *seqs, bool inputs)
 {
     static int32_t used[N_BLOCKS];
     memset(used, 0, sizeof used);
@@ -128,8 +129,8 @@ static void poison(const struct world *w, const struct test_sequence *seqs, bool
             int32_t left = seqs[i].done - b * KV_BLOCK;
             used[seqs[i].blocks[b]] = left < KV_BLOCK ? left : KV_BLOCK;
         }
-    emulator_poison_cache(w->decoder->backend, used);
-    emulator_poison_buffers(w->decoder->backend, inputs);
+    assert_true(poison_cache(w->decoder->backend, used));
+    assert_true(poison_buffers(w->decoder->backend, inputs));
 }
 
 struct way {
@@ -147,7 +148,7 @@ static void step_and_compare(struct world *w, struct test_sequence *seqs, const 
     bool whole =
         s->hidden % 64 == 0 && s->n_heads * s->head_dim % 64 == 0 && s->intermediate % 64 == 0;
     for (int i = 0; i < N; i++) got[i] = realloc(got[i], vocab * sizeof(float));
-    poison(w, seqs, whole);
+    poison_all(w, seqs, whole);
     run_step(w, seqs, counts, N, got);
     for (int i = 0; i < N; i++)
         if (counts[i] && memcmp(got[i], o->rows[i] + (size_t)(seqs[i].done - 1) * vocab,
@@ -164,7 +165,8 @@ static void check_way(const struct test_model *m, const struct oracle *o, const 
     char what[160];
     snprintf(what, sizeof what, "%s, capability %d%s%s", m->name, way->capability,
              way->early ? ", early" : "", way->eager ? ", eager" : "");
-    world_open_with(&w, open_model(m), find_ops(way->capability), 2, way->eager);
+    world_open_with(&w, open_model(m), find_ops(way->capability), 2,
+                    way->eager ? LAUNCH_EACH : LAUNCH_BEST);
     emulator_set_early(way->early);
     struct emulator_counts before = emulator_count();
     for (int i = 0; i < N; i++) {
@@ -306,7 +308,7 @@ static void damage(struct choices *c)
     int32_t used[N_BLOCKS];
     for (int i = 0; i < N_BLOCKS; i++) used[i] = KV_BLOCK;
     used[c->seqs[DAMAGED].blocks[0]] = 0;
-    emulator_poison_cache(c->w.decoder->backend, used);
+    assert_true(poison_cache(c->w.decoder->backend, used));
 }
 
 /* What was chosen is what the sampler chooses from the same logits. */
@@ -342,8 +344,9 @@ static void check_choosing(const struct test_model *m, const struct way *way, in
     struct world oracle;
     linnet_error err;
     c.n = n, c.ahead = ahead;
-    world_open_with(&oracle, open_model(m), find_ops(80), 1, true);
-    world_open_with(&c.w, open_model(m), find_ops(way->capability), 1, way->eager);
+    world_open_with(&oracle, open_model(m), find_ops(80), 1, LAUNCH_EACH);
+    world_open_with(&c.w, open_model(m), find_ops(way->capability), 1,
+                    way->eager ? LAUNCH_EACH : LAUNCH_BEST);
     emulator_set_early(way->early);
     assert_true(decoder_can_choose(c.w.decoder));
     assert_ok(sampler_create(c.w.vocab, &c.sampler, &err), err);

@@ -1,13 +1,14 @@
 /*
  * The promise at the level of the engine, by memcmp of every row of logits that a token was chosen
  * from: prefix hit = cold, preempted = straight, beside others = alone, any step budget. The real
- * decoder on tiny models, with the engine turned by hand. And so for an engine one step ahead, on a
- * device made up of that decoder and a queue.
+ * decoder on tiny models, with the engine turned by hand, on the CPU and on a GPU where there is
+ * one. And so for an engine one step ahead, on a device made up of that decoder and a queue.
  */
 #include "golden.h"
 
 #include "base/random.h"
 #include "base/threads.h"
+#include "engine/api_internal.h"
 #include "engine/engine_internal.h"
 #include "model/decoder.h"
 #include "submitted.h"
@@ -105,7 +106,8 @@ struct setting {
     bool prefix_caching, device;
 };
 
-static void rig_open(struct rig *rig, const char *path, const struct setting *setting)
+static void rig_open(struct rig *rig, const char *path, const struct ops *ops,
+                     const struct setting *setting)
 {
     linnet_error err;
     struct limits limits = {.max_tokens = setting->max_tokens,
@@ -117,7 +119,7 @@ static void rig_open(struct rig *rig, const char *path, const struct setting *se
     assert_ok(checkpoint_open(path, &rig->cp, &err), err);
     assert_ok(model_config_read(rig->cp, &rig->config, &err), err);
     assert_ok(pool_create(2, &rig->pool, &err), err);
-    assert_ok(decoder_create(rig->cp, &rig->config, &ops_cpu, rig->pool, &limits, NULL, NULL,
+    assert_ok(decoder_create(rig->cp, &rig->config, ops, rig->pool, &limits, NULL, NULL,
                              &rig->decoder, &err),
               err);
     const struct rope_config *rope = &rig->config.rope;
@@ -206,13 +208,13 @@ static void expect_same(const struct rig *rig, const struct record *got, const s
 }
 
 /* All requests at once, some again once the first are done; returns preemptions, *cached tokens. */
-static int32_t run_all(const char *path, const struct record *alone, const struct setting *setting,
-                       int32_t *cached)
+static int32_t run_all(const char *path, const struct ops *ops, const struct record *alone,
+                       const struct setting *setting, int32_t *cached)
 {
     struct rig rig;
     int32_t preemptions = 0;
     *cached = 0;
-    rig_open(&rig, path, setting);
+    rig_open(&rig, path, ops, setting);
     for (int round = 0; round < 2; round++) { /* the second finds the first one's blocks */
         struct record got[N];
         for (int i = 0; i < N; i++) submit(&rig, i, &got[i]);
@@ -229,7 +231,7 @@ static int32_t run_all(const char *path, const struct record *alone, const struc
     return preemptions;
 }
 
-static void check_model(const char *name)
+static void check_ops(const char *path, const struct ops *ops)
 {
     static const struct setting alone_setting = {"alone", 64, 128, false, false};
     static const struct setting settings[] = {
@@ -244,9 +246,7 @@ static void check_model(const char *name)
     };
     struct rig solo;
     struct record alone[N];
-    char path[1200];
-    snprintf(path, sizeof path, "%s", name);
-    rig_open(&solo, path, &alone_setting);
+    rig_open(&solo, path, ops, &alone_setting);
     for (int i = 0; i < N; i++) {
         submit(&solo, i, &alone[i]);
         while (engine_turn(solo.engine)) continue;
@@ -254,7 +254,7 @@ static void check_model(const char *name)
     }
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         const struct setting *s = &settings[i];
-        int32_t cached, preemptions = run_all(path, alone, s, &cached);
+        int32_t cached, preemptions = run_all(path, ops, alone, s, &cached);
         if (s->n_blocks == 14) assert_true(preemptions > 3);
         if (s->prefix_caching)
             assert_true(cached > (s->n_blocks == 14 ? 0 : 200));
@@ -263,6 +263,17 @@ static void check_model(const char *name)
     }
     for (int i = 0; i < N; i++) free(alone[i].logits);
     rig_close(&solo);
+}
+
+static void check_model(const char *name)
+{
+    struct device gpu;
+    char path[1200];
+    snprintf(path, sizeof path, "%s", name);
+    check_ops(path, &ops_cpu);
+    if (find_device("cuda", &gpu, NULL) != LINNET_OK) return;
+    print_message("%s: %s\n", gpu.text, path);
+    check_ops(path, gpu.ops);
 }
 
 static void own_model(void **state)

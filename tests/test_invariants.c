@@ -128,7 +128,7 @@ static void mixed_steps_equal_alone(struct world *w)
     free(all), free(want);
 }
 
-/* No cache, contiguous cache: the same tokens; and run to run. */
+/* No cache, contiguous cache, one that is gathered: the same tokens; and run to run. */
 static void stages_agree(struct world *w)
 {
     linnet_error err;
@@ -139,6 +139,15 @@ static void stages_agree(struct world *w)
     assert_ok(simple_generate(w->simple, c, 30, 20, w->vocab, true, &err), err);
     assert_memory_equal(a, b, 50 * sizeof *a);
     assert_memory_equal(b, c, 50 * sizeof *a);
+    if (!w->decoder->ops->copy_blocks) return;
+    struct simple *gathering;
+    assert_ok(simple_create(w->decoder, &gathering, &err), err);
+    simple_scatter(gathering);
+    assert_ok(simple_gather(gathering, &err), err);
+    memset(c + 30, 0, 20 * sizeof *c);
+    assert_ok(simple_generate(gathering, c, 30, 20, w->vocab, true, &err), err);
+    assert_memory_equal(b, c, 50 * sizeof *a);
+    simple_destroy(gathering);
 }
 
 /* A prompt and one more token, on 1 to 5 threads. */

@@ -592,7 +592,9 @@ static void bench_rows(void **state)
     RUN(NULL, "bench", "ladder", "--prompt", "8", "--generated", "4", "--json");
     assert_code(0);
     json = output_json();
-    assert_true(json_array_size(json) >= 2);
+    assert_true(json_array_size(json) >= 6);
+    row = json_array_get(json, 2);
+    assert_string_equal(json_string_value(json_object_get(row, "stage")), "paged cache, gathered");
     json_decref(json);
 }
 

@@ -10,8 +10,12 @@
 #include "model/simple.h"
 #include "support.h"
 
+#ifndef WORLD_SEQS
+#define WORLD_SEQS 24
+#endif
+
 enum {
-    MAX_SEQS = 24,
+    MAX_SEQS = WORLD_SEQS,
     MAX_LEN = 320,
     BLOCKS_A_SEQ = MAX_LEN / KV_BLOCK,
     N_BLOCKS = MAX_SEQS * BLOCKS_A_SEQ,
@@ -34,7 +38,7 @@ struct world {
 
 /* The checkpoint is the world's from now on. */
 static inline void world_open_with(struct world *w, struct checkpoint *cp, const struct ops *ops,
-                                   int threads, bool eager)
+                                   int threads, enum launching launching)
 {
     linnet_error err;
     struct limits limits = {.max_tokens = MAX_TOKENS,
@@ -42,7 +46,7 @@ static inline void world_open_with(struct world *w, struct checkpoint *cp, const
                             .max_seqs = MAX_SEQS,
                             .max_context = MAX_LEN,
                             .n_blocks = N_BLOCKS,
-                            .eager = eager};
+                            .launching = launching};
     w->cp = cp;
     assert_ok(model_config_read(w->cp, &w->config, &err), err);
     assert_ok(pool_create(threads, &w->pool, &err), err);
@@ -58,7 +62,7 @@ static inline void world_open(struct world *w, const char *path, const struct op
     linnet_error err;
     struct checkpoint *cp;
     assert_ok(checkpoint_open(path, &cp, &err), err);
-    world_open_with(w, cp, ops, threads, false);
+    world_open_with(w, cp, ops, threads, LAUNCH_BEST);
 }
 
 static inline void world_close(struct world *w)

@@ -4,6 +4,9 @@
     bench/gpu/run.py --csv out/speed.csv                      # random weights, transformers beside
     bench/gpu/run.py --model out/model --peers hf,hf-eager,vllm   # a model of bench/gpu/logits.py;
                                                               # also the time to the first token
+    bench/gpu/run.py --peers= --ladder                        # what each stage is worth
+
+All measure the rows that the options of bench/peers/shape.py name.
 """
 import argparse
 import csv
@@ -15,6 +18,9 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "bench", "peers"))
+from shape import arguments, plan  # noqa: E402
+
 PEERS = {"hf": ["peer_hf.py"], "hf-eager": ["peer_hf.py", "--mode", "eager"],
          "vllm": ["peer_vllm.py"], "llama.cpp": ["peer_llama_cpp.py"]}
 COLUMNS = ["engine", "what", "batch", "prompt", "tok_s", "ms_step", "bandwidth_share"]
@@ -41,17 +47,20 @@ def model_options(a):
     return ["-m", a.model] if a.model else ["--random", "qwen2.5-1.5b", "--dtype", "bf16"]
 
 
-def bench(a, batches, prompts):
-    text = run([a.linnet, "bench", "--device", a.device, *model_options(a), "--json",
-                "--batch", batches, "--prompt", prompts, "--generated", str(a.generated),
-                "--repeat", str(a.repeat)], a.limit)
+def bench(a, *options):
+    text = run([a.linnet, "bench", *options, "--device", a.device, *model_options(a), "--json",
+                "--generated", str(a.generated)], a.linnet_limit)
     return [dict(r, engine="linnet") for r in json.loads(text or "[]")]
 
 
 def measure_linnet(a):
-    rows = bench(a, a.batches, "128")
-    return rows + [r for r in bench(a, a.long_batches, "2048,3000")
-                   if (r["what"], r["prompt"]) in (("prefill", 2048), ("decode", 3000))]
+    """A run for each length of prompt; it gives more rows than are wanted."""
+    wanted, rows = plan(a), []
+    for prompt in dict.fromkeys(n for _, _, n in wanted):
+        batches = [b for what, b, n in wanted if n == prompt and what == "decode"] or [1]
+        rows += bench(a, "--batch", ",".join(map(str, batches)), "--prompt", str(prompt),
+                      "--repeat", str(a.repeat))
+    return [r for key in wanted for r in rows if (r["what"], r["batch"], r["prompt"]) == key]
 
 
 def first_token(a):
@@ -60,7 +69,7 @@ def first_token(a):
     for _ in range(4):
         text = run([a.linnet, "run", "--device", a.device, "-m", a.model, "--prompt-ids",
                     ",".join(str(i) for i in range(1, 17)), "-n", "2", "--ignore-eos",
-                    "--temperature", "0", "--json"], a.limit)
+                    "--temperature", "0", "--json"], a.linnet_limit)
         if text:
             times.append(json.loads(text)["timings"]["ttft_s"])
     return times
@@ -70,9 +79,10 @@ def measure_peer(a, name):
     script, *options = PEERS[name]
     if name == "llama.cpp":
         options += ["--gguf", a.gguf]
-    text = run([sys.executable, os.path.join(ROOT, "bench", "peers", script), *options,
-                "--batches", a.batches, "--generated", str(a.generated),
-                "--limit", str(a.peer_limit)], a.peer_limit + 120)
+    sizes = [f"--{key}={','.join(map(str, getattr(a, key)))}" for key in ("batches", "prefill")]
+    sizes += [f"--{key}={getattr(a, key)}" for key in ("prompt", "long", "generated", "limit")]
+    text = run([sys.executable, os.path.join(ROOT, "bench", "peers", script), *options, *sizes,
+                *a.peer_options.split()], a.limit + 120)
     rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     for r in rows:
         if "error" in r:
@@ -97,20 +107,30 @@ def table(rows):
     return "\n".join(lines)
 
 
+def ladder(a):
+    """Markdown, as it stands in the README."""
+    rows, before = bench(a, "ladder"), None
+    lines = ["| stage | tokens/s | times the one before |", "| --- | --- | --- |"]
+    for r in rows:
+        step = f"{r['tok_s'] / before:.2f}" if before else ""
+        lines.append(f"| {r['stage']} | {r['tok_s']:,.1f} | {step} |")
+        before = r["tok_s"]
+    return "\n".join(lines)
+
+
 def main():
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = arguments(__doc__)
+    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p.set_defaults(limit=240)
     p.add_argument("--linnet", default=os.path.join(ROOT, "build", "cuda", "linnet"))
     p.add_argument("--device", default="cuda")
     p.add_argument("--model", help="a directory or GGUF file; without: random weights")
-    p.add_argument("--batches", default="1,8,32,64,256")
-    p.add_argument("--long-batches", default="1,32", help="at a context of 3,000")
-    p.add_argument("--generated", type=int, default=128)
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--peers", default="hf", help="of " + ", ".join(PEERS) + "; empty: none")
     p.add_argument("--gguf", help="the file that llama.cpp reads")
-    p.add_argument("--limit", type=float, default=300, help="seconds for each run of linnet")
-    p.add_argument("--peer-limit", type=float, default=240, help="seconds for each peer")
+    p.add_argument("--linnet-limit", type=float, default=300, help="seconds for a run of linnet")
+    p.add_argument("--peer-options", default="", help="more for every peer: \"--layers 1\"")
+    p.add_argument("--ladder", action="store_true", help="also the table of the design's stages")
     p.add_argument("--csv", help="the rows, for bench/plot.gp")
     a = p.parse_args()
     begin = time.time()
@@ -129,6 +149,8 @@ def main():
     if a.model:
         times = first_token(a)
         print("\nfirst token after", ", ".join(f"{t:.2f}" for t in times), "s from process start")
+    if a.ladder:
+        print("\n" + ladder(a))
     note(f"{time.time() - begin:.0f} s in all")
 
 

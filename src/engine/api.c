@@ -66,7 +66,7 @@ static linnet_status compute_open(const linnet_model *m, const struct device *de
     struct compute *c = mem_new(1, sizeof *c);
     if (!c) return error_memory(err, "the engine", sizeof *c);
     struct limits limits = plan_limits(plan);
-    limits.eager = o->enforce_eager;
+    limits.launching = o->enforce_eager ? LAUNCH_EACH : LAUNCH_BEST;
     linnet_status status = pool_create(plan->threads, &c->pool, err);
     if (!status)
         status = decoder_create(m->checkpoint, &m->config, device->ops, c->pool, &limits,

@@ -58,21 +58,20 @@ static linnet_status same_tokens(const struct ladder *l, const char *stage, cons
 /* One sequence on a decoder of one's own. */
 struct simple_stage {
     const char *name;
-    bool with_cache, scattered; /* else contiguous */
-    bool eager;                 /* see struct limits */
+    enum cache { NO_CACHE, CONTIGUOUS, GATHERED, PAGED } cache;
+    enum launching launching;
 };
 
-static const struct simple_stage host_stages[] = {
-    {.name = "no cache"},
-    {.name = "contiguous cache", .with_cache = true},
+/* On the CPU only the first four; the last where the device has such a kernel. */
+static const struct simple_stage stages[] = {
+    {"no cache", NO_CACHE, LAUNCH_EACH},
+    {"contiguous cache", CONTIGUOUS, LAUNCH_EACH},
+    {"paged cache, gathered", GATHERED, LAUNCH_EACH},
+    {"paged attention", PAGED, LAUNCH_EACH},
+    {"recorded step (CUDA graph)", PAGED, LAUNCH_RECORDED},
+    {"one kernel a step", PAGED, LAUNCH_BEST},
 };
-
-static const struct simple_stage gpu_stages[] = {
-    {"no cache", false, false, true},
-    {"contiguous cache", true, false, true},
-    {"paged cache", true, true, true},
-    {"one launch a step", true, true, false},
-};
+enum { N_STAGES = sizeof stages / sizeof *stages };
 
 /* What the stages compute with; the decoder is kept while the next stage wants the same. */
 struct simple_bench {
@@ -84,22 +83,35 @@ struct simple_bench {
     int32_t *tokens;
 };
 
+/* In their order: asked about a stage once the one before has run. */
+static bool stage_exists(const struct simple_bench *b, const struct simple_stage *stage)
+{
+    bool (*has_whole_step)(const struct backend *) = b->device.ops->has_whole_step;
+    switch (stage->launching) {
+    case LAUNCH_EACH: return true;
+    case LAUNCH_RECORDED: return b->device.gpu;
+    case LAUNCH_BEST: return has_whole_step && has_whole_step(b->d->backend);
+    }
+    return false;
+}
+
 static linnet_status prepare_stage(struct simple_bench *b, const struct ladder *l,
                                    const struct simple_stage *stage, linnet_error *err)
 {
     struct limits *limits = &b->limits;
     linnet_status status = LINNET_OK;
-    if (!b->d || limits->eager != stage->eager) {
-        limits->eager = stage->eager;
-        simple_destroy(b->s);
+    simple_destroy(b->s);
+    b->s = NULL;
+    if (!b->d || limits->launching != stage->launching) {
+        limits->launching = stage->launching;
         decoder_destroy(b->d);
-        b->s = NULL;
         b->d = NULL;
         status = decoder_create(l->model->checkpoint, &l->model->config, b->device.ops, b->pool,
                                 limits, NULL, NULL, &b->d, err);
     }
-    if (!status && !b->s) status = simple_create(b->d, &b->s, err);
-    if (!status && stage->scattered) simple_scatter(b->s);
+    if (!status) status = simple_create(b->d, &b->s, err);
+    if (!status && stage->cache >= GATHERED) simple_scatter(b->s);
+    if (!status && stage->cache == GATHERED) status = simple_gather(b->s, err);
     memcpy(b->tokens, l->tokens, (size_t)l->n_prompt * sizeof *b->tokens);
     return status;
 }
@@ -118,12 +130,11 @@ static linnet_status run_stage(struct simple_bench *b, const struct ladder *l,
     for (int run = 0; run < n_runs(&b->device) && !status; run++) {
         double begin = clock_seconds();
         status = simple_generate(b->s, b->tokens, l->n_prompt, l->n_tokens, l->n_ids,
-                                 stage->with_cache, err);
+                                 stage->cache != NO_CACHE, err);
         seconds = clock_seconds() - begin;
     }
     size_t length = (size_t)(l->n_prompt + l->n_tokens);
-    if (!status && stage == (b->device.gpu ? gpu_stages : host_stages))
-        memcpy(l->tokens, b->tokens, length * sizeof *b->tokens);
+    if (!status && stage == stages) memcpy(l->tokens, b->tokens, length * sizeof *b->tokens);
     if (!status) status = same_tokens(l, stage->name, b->tokens, err);
     if (!status) tell(l, stage->name, l->n_tokens, seconds);
     return status;
@@ -136,16 +147,14 @@ static linnet_status simple_stages(const struct ladder *l, linnet_error *err)
                                         .max_logits = 1,
                                         .max_seqs = 1,
                                         .max_context = length,
-                                        .n_blocks = blocks_for(length)}};
+                                        .n_blocks = 2 * blocks_for(length)}};
     b.tokens = mem_new((size_t)length, sizeof *b.tokens);
     linnet_status status = find_device(l->options->device, &b.device, err);
     if (!status && !b.tokens)
         status = error_memory(err, "the tokens", (size_t)length * sizeof *b.tokens);
     if (!status) status = pool_create(l->options->threads, &b.pool, err);
-    const struct simple_stage *stages = b.device.gpu ? gpu_stages : host_stages;
-    size_t n = b.device.gpu ? sizeof gpu_stages / sizeof *gpu_stages
-                            : sizeof host_stages / sizeof *host_stages;
-    for (size_t i = 0; i < n && !status; i++) status = run_stage(&b, l, &stages[i], err);
+    for (int i = 0; i < N_STAGES && !status && stage_exists(&b, &stages[i]); i++)
+        status = run_stage(&b, l, &stages[i], err);
     simple_destroy(b.s);
     decoder_destroy(b.d);
     pool_destroy(b.pool);
@@ -221,7 +230,7 @@ static linnet_status engine_stages(const struct ladder *l, linnet_error *err)
     static const struct {
         const char *name;
         int32_t n;
-    } stages[2] = {{"paged cache, scheduler", 1}, {"continuous batching, 8", BATCH}};
+    } loads[2] = {{"paged cache, scheduler", 1}, {"continuous batching, 8", BATCH}};
     linnet_engine_options options = *l->options;
     linnet_engine *e;
     struct device device;
@@ -245,12 +254,12 @@ static linnet_status engine_stages(const struct ladder *l, linnet_error *err)
         double seconds = 0;
         for (int run = 0; run < n_runs(&device) && !status; run++) {
             double begin = clock_seconds();
-            status = run_requests(e, l, &s, stages[i].n, err);
+            status = run_requests(e, l, &s, loads[i].n, err);
             seconds = clock_seconds() - begin;
         }
-        for (int32_t j = 0; j < stages[i].n && !status; j++)
-            status = same_tokens(l, stages[i].name, s.tokens + j * s.length, err);
-        if (!status) tell(l, stages[i].name, stages[i].n * l->n_tokens, seconds);
+        for (int32_t j = 0; j < loads[i].n && !status; j++)
+            status = same_tokens(l, loads[i].name, s.tokens + j * s.length, err);
+        if (!status) tell(l, loads[i].name, loads[i].n * l->n_tokens, seconds);
     }
     linnet_engine_destroy(e);
     pthread_cond_destroy(&s.done);

@@ -9,8 +9,9 @@ struct simple {
     struct decoder *d;
     int32_t *positions, *slots, *rope_lens, *rows; /* [max_tokens] */
     int32_t *block_table;                          /* [max_blocks]: 0, 1, 2, ... */
-    int32_t max_blocks;
-    float *logits; /* [vocab] */
+    int32_t *gathered;                             /* [max_blocks]; NULL: read in place */
+    int32_t max_blocks, n_gathered;                /* blocks to copy in this step */
+    float *logits;                                 /* [vocab] */
 };
 
 linnet_status simple_create(struct decoder *d, struct simple **out, linnet_error *err)
@@ -41,6 +42,22 @@ void simple_scatter(struct simple *s)
     for (int32_t i = 0; i < s->max_blocks; i++) s->block_table[i] = s->max_blocks - 1 - i;
 }
 
+linnet_status simple_gather(struct simple *s, linnet_error *err)
+{
+    s->gathered = mem_new((size_t)s->max_blocks, sizeof *s->gathered);
+    if (!s->gathered)
+        return error_memory(err, "a block table", (size_t)s->max_blocks * sizeof *s->gathered);
+    for (int32_t i = 0; i < s->max_blocks; i++) s->gathered[i] = s->max_blocks + i;
+    return LINNET_OK;
+}
+
+static void gather(void *user, const char *operation, int32_t layer)
+{
+    const struct simple *s = user;
+    if (strcmp(operation, "qkv") == 0)
+        s->d->ops->copy_blocks(s->d->backend, layer, s->block_table, s->gathered[0], s->n_gathered);
+}
+
 void simple_destroy(struct simple *s)
 {
     if (!s) return;
@@ -49,6 +66,7 @@ void simple_destroy(struct simple *s)
     free(s->rope_lens);
     free(s->rows);
     free(s->block_table);
+    free(s->gathered);
     free(s->logits);
     free(s);
 }
@@ -84,10 +102,12 @@ linnet_status simple_forward(struct simple *s, const int32_t *tokens, int32_t n_
                             .slot_mapping = s->slots,
                             .query_start = query_start,
                             .context_lens = &context,
-                            .block_tables = s->block_table,
+                            .block_tables = s->gathered ? s->gathered : s->block_table,
                             .logit_rows = s->rows,
                             .rope_lens = s->rope_lens};
-        linnet_status status = decoder_step(s->d, &step, err);
+        s->n_gathered = (context + KV_BLOCK - 1) / KV_BLOCK;
+        linnet_status status = s->gathered ? decoder_step_observed(s->d, &step, gather, s, err)
+                                           : decoder_step(s->d, &step, err);
         if (status != LINNET_OK) return status;
         for (int32_t i = 0; i < step.n_logits; i++)
             memcpy(logits + (size_t)(all ? at - from + i : 0) * vocab, decoder_logits(s->d, i),

@@ -16,10 +16,15 @@ void simple_destroy(struct simple *s);
  * Before the first token only. */
 void simple_scatter(struct simple *s);
 
+/* And from now on the blocks in use are copied into a contiguous cache before each attention, as an
+ * attention that cannot read through a block table would need. The decoder's cache has as many
+ * blocks again for that. */
+linnet_status simple_gather(struct simple *s, linnet_error *err);
+
 /*
  * Runs tokens[from..n) of a sequence whose first `from` tokens are already in the cache, as steps
- * of at most `chunk` tokens (0: as many as the decoder takes). The cache is contiguous: logical
- * block i is physical block i. n_prompt: the prompt's length (dynamic RoPE depends on it).
+ * of at most `chunk` tokens (0: as many as the decoder takes). Unless told otherwise
+ * logical block i is physical block i. n_prompt: the prompt's length (dynamic RoPE depends on it).
  * logits: [vocab] of the last token, or with `all` [n - from, vocab].
  */
 linnet_status simple_forward(struct simple *s, const int32_t *tokens, int32_t n_prompt,

@@ -71,15 +71,20 @@ struct shape {
     float norm_eps; /* RMSNorm's, inside the root */
 };
 
+/* How a device launches a step: for measuring, and it changes no bit of any result. */
+enum launching {
+    LAUNCH_BEST,     /* one kernel for all where there is one, else a recorded step */
+    LAUNCH_RECORDED, /* no kernel for all */
+    LAUNCH_EACH      /* each operation by itself: --enforce-eager */
+};
+
 struct limits {
     int32_t max_tokens; /* in a step */
     int32_t max_logits; /* rows of logits in a step */
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
-    /* For measuring, and it changes no bit of any result: a device launches each operation by
-     * itself, instead of a recorded step or one kernel for all. */
-    bool eager;
+    enum launching launching;
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
@@ -201,6 +206,13 @@ struct ops {
     linnet_status (*collect)(struct backend *b, const struct chosen **out, linnet_error *err);
     int32_t max_adjustments;
 
+    /* Both for `bench ladder`. copy_blocks, between qkv and attention: K and V of this layer's
+     * blocks from[0..n) to the blocks to, to + 1, ... has_whole_step: whether LAUNCH_BEST has one
+     * kernel for a step that decodes one sequence; NULL: no. */
+    void (*copy_blocks)(struct backend *b, int32_t layer, const int32_t *from, int32_t to,
+                        int32_t n);
+    bool (*has_whole_step)(const struct backend *b);
+
     /* Read bandwidth of the device's memory, measured now, in bytes a second; NULL: the host's. */
     double (*read_bandwidth)(void);
 
@@ -219,7 +231,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 3 }; /* grows with every change of this header */
+enum { OPS_ABI = 4 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };

@@ -12,8 +12,6 @@ extern "C" {
 
 #define CONTROL __attribute__((visibility("default")))
 
-struct backend;
-
 /* For backends that are opened from now on. */
 CONTROL void emulator_set_device(int capability, int multiprocessors);
 
@@ -31,12 +29,6 @@ struct emulator_counts {
     long launches, cooperative, recordings, replays;
 };
 CONTROL struct emulator_counts emulator_count(void);
-
-/* NaN bytes over what a step writes before it reads it: residual stream, queries, logits and so on;
- * with `inputs` also over all inputs of products, whose padding must stay zero elsewhere. */
-CONTROL void emulator_poison_buffers(struct backend *b, bool inputs);
-/* NaN bytes over the cache's slots but the first used[block] ones of each block. */
-CONTROL void emulator_poison_cache(struct backend *b, const int32_t *used);
 
 #ifdef __cplusplus
 }

@@ -593,6 +593,16 @@ static void cpu_read_kv(struct backend *b, int32_t layer, int32_t slot, float *k
     }
 }
 
+static void cpu_copy_blocks(struct backend *b, int32_t layer, const int32_t *from, int32_t to,
+                            int32_t n)
+{
+    size_t bytes = (size_t)(b->shape.n_kv_heads * KV_BLOCK * b->shape.head_dim) * sizeof(float);
+    for (int32_t i = 0; i < n; i++)
+        for (int values = 0; values < 2; values++)
+            memcpy(cache_block(b, layer, values, to + i, 0),
+                   cache_block(b, layer, values, from[i], 0), bytes);
+}
+
 const struct ops ops_cpu = {
     .name = "cpu",
     .open = cpu_open,
@@ -613,6 +623,7 @@ const struct ops ops_cpu = {
     .down = cpu_down,
     .head = cpu_head,
     .finish = cpu_finish,
+    .copy_blocks = cpu_copy_blocks,
     .logits = cpu_logits,
     .read_buffer = cpu_read_buffer,
     .read_kv = cpu_read_kv,

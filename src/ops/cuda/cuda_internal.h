@@ -246,6 +246,8 @@ void rows_prepare(struct backend *b, const struct vector *norm, const int32_t *r
                   struct act out, float *squares);
 /* q/k norms, RoPE; q to its buffer, k and v to their slots */
 void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, int32_t n);
+/* K and V of a layer's blocks from[0..n) to the blocks to, to + 1, ... */
+void rows_copy_blocks(struct backend *b, int32_t layer, const int32_t *from, int32_t to, int32_t n);
 /* One token's columns as fp32 on the device. */
 void rows_read_act(struct backend *b, struct act a, int32_t token, int32_t columns, float *out);
 

@@ -282,6 +282,11 @@ static void cuda_read_kv(struct backend *b, int32_t layer, int32_t slot, float *
     }
 }
 
+static bool cuda_has_whole_step(const struct backend *b)
+{
+    return b->decode != NULL;
+}
+
 /* ---- the way in -------------------------------------------------------------------------- */
 
 static const struct ops table = {
@@ -310,6 +315,8 @@ static const struct ops table = {
     step_submit,
     step_collect,
     SAMPLE_ADJUSTMENTS,
+    rows_copy_blocks,
+    cuda_has_whole_step,
     cuda_read_bandwidth,
     step_logits,
     cuda_read_buffer,

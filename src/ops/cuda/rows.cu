@@ -147,6 +147,41 @@ void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, in
     launch_next(b, "RoPE and the cache store", rope_store_kernel, grid, 32 * HEADS, 0, p);
 }
 
+enum { COPY_BLOCKS = 512, COPY_THREADS = 128 };
+
+struct copy_blocks {
+    uint4 *keys, *values; /* of the layer */
+    int32_t block;        /* uint4s that a block of either has */
+    int32_t to, from[COPY_BLOCKS];
+};
+
+/* Grid (blocks, 2): keys, then values. */
+static __global__ void __launch_bounds__(COPY_THREADS) copy_blocks_kernel(struct copy_blocks p)
+{
+    uint4 *cache = blockIdx.y ? p.values : p.keys;
+    const uint4 *from = cache + (int64_t)p.from[blockIdx.x] * p.block;
+    uint4 *to = cache + (int64_t)(p.to + (int32_t)blockIdx.x) * p.block;
+    next_launch();
+    previous_wait();
+    for (int32_t i = threadIdx.x; i < p.block; i += COPY_THREADS) to[i] = from[i];
+}
+
+void rows_copy_blocks(struct backend *b, int32_t layer, const int32_t *from, int32_t to, int32_t n)
+{
+    struct copy_blocks p = {};
+    p.keys = (uint4 *)cache_of(b, layer, 0);
+    p.values = (uint4 *)cache_of(b, layer, 1);
+    p.block = b->shape.n_kv_heads * KV_BLOCK * b->shape.head_dim * (int32_t)sizeof(bf16) /
+              (int32_t)sizeof(uint4);
+    for (int32_t at = 0; at < n; at += COPY_BLOCKS) {
+        int32_t count = n - at < COPY_BLOCKS ? n - at : COPY_BLOCKS;
+        p.to = to + at;
+        for (int32_t i = 0; i < count; i++) p.from[i] = from[at + i];
+        launch_next(b, "gathering the cache", copy_blocks_kernel, dim3((unsigned)count, 2),
+                    COPY_THREADS, 0, p);
+    }
+}
+
 /* ---- reading back ------------------------------------------------------------------------ */
 
 static __global__ void read_act_kernel(struct act a, int64_t token, int32_t columns, float *out)

@@ -185,11 +185,12 @@ void step_begin(struct backend *b, const struct step *s, const float *rope, bool
     send_step(b, s, rope);
     s = &b->now;
     t->graph = NULL;
-    b->in_decode = whole && !b->limits.eager && decode_can(b, s);
+    b->in_decode = whole && b->limits.launching == LAUNCH_BEST && decode_can(b, s);
     const struct act_set *set = in_cores(b, s->n_tokens) ? &b->cores : &b->fragments;
     b->normed = set->normed, b->attn = set->attn, b->act = set->act;
-    bool recordable = whole && !b->limits.eager && !b->in_decode && s->n_tokens == s->n_logits &&
-                      s->n_tokens == s->n_seqs && s->n_tokens <= MAX_GRAPH;
+    bool recordable = whole && b->limits.launching != LAUNCH_EACH && !b->in_decode &&
+                      s->n_tokens == s->n_logits && s->n_tokens == s->n_seqs &&
+                      s->n_tokens <= MAX_GRAPH;
     if (!recordable || b->failed != cudaSuccess) return;
     t->graph = &t->graphs[s->n_tokens];
     if (t->graph->exec && t->graph->max_blocks == s->max_blocks) return;
