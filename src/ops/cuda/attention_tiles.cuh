@@ -326,99 +326,58 @@ static __device__ __forceinline__ void load_chunks(const struct attention &p, co
     }
 }
 
-/* scores = q k of a chunk: on its way. */
+/* take_chunk, by a warpgroup. */
 template <int D>
-static __device__ __forceinline__ void start_scores(float (&scores)[KEY_TILES * 4],
-                                                    const uint32_t (*q)[4], uint32_t keys)
+static __device__ __forceinline__ void
+take_chunk_together(const struct attention &p, const struct tile_rows &rows, int first_key,
+                    const uint32_t (*q)[4], uint32_t keys, uint64_t *empty, float running_max[2],
+                    float running_sum[2], float o[D / 8][4])
 {
+    float s[KEY_TILES * 4], part[D / 2], old[2], add[2];
+    float(*scores)[4] = (float(*)[4])s;
+    uint32_t weights[KEY_TILES / 2][4];
+    struct chunk c;
     mma_fence();
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint64_t b = swizzled<D>(keys + k / 4 * warpgroup_shape<D>::PART + k % 4 * 32);
         if (k == 0)
-            mma<CHUNK_KEYS, false>(scores, fragment(q[k]), b);
+            mma<CHUNK_KEYS, false>(s, fragment(q[k]), b);
         else
-            mma<CHUNK_KEYS, true>(scores, fragment(q[k]), b);
+            mma<CHUNK_KEYS, true>(s, fragment(q[k]), b);
     }
     mma_commit();
-}
-
-/* part = weights times a chunk's values: on its way. */
-template <int D>
-static __device__ __forceinline__ void start_values(float (&part)[D / 2],
-                                                    const uint32_t (*weights)[4], uint32_t values)
-{
+    mma_wait<0>();
+    int n_keys[2] = {max(rows.visible[0] - first_key, 0), max(rows.visible[1] - first_key, 0)};
+    if (rows.least >= first_key + CHUNK_KEYS)
+        c = chunk_weights<false>(scores, p.scale, n_keys, weights);
+    else
+        c = chunk_weights(scores, p.scale, n_keys, weights);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < CHUNK_KEYS / 16; k++) {
-        uint64_t b = swizzled<D>(values + k * 16 * 128);
+        uint64_t b = swizzled<D>(keys + warpgroup_shape<D>::HALF + k * 16 * 128);
         if (k == 0)
             mma<D, false, true>(part, fragment(weights[k]), b);
         else
             mma<D, true, true>(part, fragment(weights[k]), b);
     }
     mma_commit();
-}
-
-/* A warp's rows of a tile, and what it has of them. */
-template <int D> struct running_rows {
-    struct tile_rows rows;
-    uint32_t q[D / 16][4];
-    float max[2], sum[2], o[D / 8][4];
-};
-
-/* The chunks of a tile as they come. */
-struct chunk_ring {
-    uint32_t buffers;
-    uint64_t *full, *empty;
-    int n_chunks;
-};
-
-/* The scores of a chunk, once it has come; of one that there is not, nobody will look at them. */
-template <int D>
-static __device__ __forceinline__ void start_chunk(const struct chunk_ring &ring, int c,
-                                                   const uint32_t (*q)[4],
-                                                   float (&scores)[KEY_TILES * 4])
-{
-    typedef warpgroup_shape<D> shape;
-    if (c < ring.n_chunks) barrier_wait(&ring.full[c % shape::STAGES], c / shape::STAGES % 2);
-    start_scores<D>(scores, q, ring.buffers + c % shape::STAGES * 2 * shape::HALF);
-}
-
-/* take_chunk by a warpgroup: chunk c, whose scores are complete. Those of c + 1 are on their way,
- * and those of c + 2 will be. */
-template <int D>
-static __device__ __forceinline__ void
-take_scores(const struct attention &p, const struct chunk_ring &ring, int c,
-            float (&scores)[KEY_TILES * 4], struct running_rows<D> &r)
-{
-    typedef warpgroup_shape<D> shape;
-    float(*s)[4] = (float(*)[4])scores, part[D / 2], old[2], add[2];
-    uint32_t weights[KEY_TILES / 2][4];
-    int stage = c % shape::STAGES, first_key = c * CHUNK_KEYS;
-    struct chunk chunk;
-    int n_keys[2] = {max(r.rows.visible[0] - first_key, 0), max(r.rows.visible[1] - first_key, 0)};
-    if (r.rows.least >= first_key + CHUNK_KEYS)
-        chunk = chunk_weights<false>(s, p.scale, n_keys, weights);
-    else
-        chunk = chunk_weights(s, p.scale, n_keys, weights);
-    start_values<D>(part, weights, ring.buffers + stage * 2 * shape::HALF + shape::HALF);
-    bool some = r.rows.most > first_key;
+    bool some = rows.most > first_key;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        float max = r.max[j], sum = r.sum[j];
-        merge_factors(&max, &sum, chunk.max[j], chunk.sum[j], &old[j], &add[j]);
-        if (some) r.max[j] = max, r.sum[j] = sum;
+        old[j] = 1;
+        if (some)
+            merge_factors(&running_max[j], &running_sum[j], c.max[j], c.sum[j], &old[j], &add[j]);
     }
     mma_wait<0>();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
-    start_chunk<D>(ring, c + 2, r.q, scores);
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
     if (!some) return;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            r.o[n][i] = merge_value(r.o[n][i], part[4 * n + i], old[i / 2], add[i / 2]);
+            o[n][i] = merge_value(o[n][i], part[4 * n + i], old[i / 2], add[i / 2]);
 }
 
 #endif
@@ -447,31 +406,26 @@ static __global__ void __launch_bounds__(warpgroup_shape<D>::THREADS, 1)
     }
     __syncthreads();
     if (warp >= shape::WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         load_chunks<D>(p, t, n_chunks, buffers, full, empty);
         __syncthreads();
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    struct running_rows<D> r = {
-        find_rows(p, t.start, first, end_row)
-    };
-    r.max[0] = r.max[1] = -INFINITY;
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    struct tile_rows rows = find_rows(p, t.start, first, end_row);
     previous_wait();
-    load_queries<D>(r.q, p, query_row(p, t.start, first + lane / 4, end_row),
+    uint32_t q[D / 16][4];
+    load_queries<D>(q, p, query_row(p, t.start, first + lane / 4, end_row),
                     query_row(p, t.start, first + lane / 4 + 8, end_row));
-    struct chunk_ring ring = {buffers, full, empty, n_chunks};
-    float scores[2][KEY_TILES * 4];
-    start_chunk<D>(ring, 0, r.q, scores[0]);
-    mma_wait<0>();
-    start_chunk<D>(ring, 1, r.q, scores[1]);
-    for (int c = 0; c < n_chunks; c += 2) {
-        take_scores<D>(p, ring, c, scores[0], r);
-        take_scores<D>(p, ring, c + 1, scores[1], r);
+    float o[D / 8][4] = {}, running_max[2] = {-INFINITY, -INFINITY}, running_sum[2] = {};
+    for (int c = 0; c < n_chunks; c++) {
+        int stage = c % shape::STAGES;
+        barrier_wait(&full[stage], c / shape::STAGES % 2);
+        take_chunk_together<D>(p, rows, c * CHUNK_KEYS, q, buffers + stage * 2 * shape::HALF,
+                               &empty[stage], running_max, running_sum, o);
     }
-    mma_wait<0>();
     __syncthreads(); /* nobody reads the buffers now */
-    write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, r.o, r.sum);
+    write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
 #endif
 }
 

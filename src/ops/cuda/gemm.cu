@@ -43,7 +43,6 @@ struct work {
 /* One lane's part of a panel: rows g and g + 8, tokens token + 8 i + 0, 1 of COUNT cores. */
 struct place {
     int32_t panel, token; /* token: first of the first core, + 2 t */
-    int32_t end;          /* of the tokens */
     const float *scales;  /* of `token` on, in shared memory; NULL: 1 */
 };
 
@@ -53,26 +52,24 @@ template <int COUNT> struct operands {
 };
 
 template <enum product_to TO, int COUNT>
-static __device__ __forceinline__ struct operands<COUNT> load_operands(const struct work &w,
-                                                                       const struct place &at) {
+static __device__ __forceinline__ void load_operands(const struct work &w, const struct place &at,
+                                                     struct operands<COUNT> &o)
+{
     const struct product &p = w.p;
-    struct operands<COUNT> o = {
-    };
-    if (TO == TO_ACT) return o;
+    if constexpr (TO != TO_ACT)
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int row = at.panel * PANEL_ROWS + 8 * half + threadIdx.x % 32 / 4;
-        o.bias[half] = p.bias && row < w.rows ? p.bias[row] : 0.0f;
-        o.gamma[half] = p.gamma && row < w.rows ? p.gamma[row] : 0.0f;
-        const float *y = p.y + (int64_t)at.token * w.rows + row;
+        for (int half = 0; half < 2; half++) {
+            int row = at.panel * PANEL_ROWS + 8 * half + threadIdx.x % 32 / 4;
+            o.bias[half] = p.bias && row < w.rows ? p.bias[row] : 0.0f;
+            o.gamma[half] = p.gamma && row < w.rows ? p.gamma[row] : 0.0f;
+            const float *y = p.y + (int64_t)at.token * w.rows + row;
 #pragma unroll
-        for (int i = 0; i < 2 * COUNT; i++) {
-            int token = i / 2 * 8 + i % 2;
-            bool real = TO == TO_RESIDUAL && row < w.rows && at.token + token < at.end;
-            o.x[i / 2][2 * half + i % 2] = real ? y[(int64_t)token * w.rows] : 0.0f;
+            for (int i = 0; i < 2 * COUNT; i++) {
+                int token = i / 2 * 8 + i % 2;
+                bool real = TO == TO_RESIDUAL && row < w.rows && at.token + token < p.n;
+                o.x[i / 2][2 * half + i % 2] = real ? y[(int64_t)token * w.rows] : 0.0f;
+            }
         }
-    }
-    return o;
 }
 
 template <int COUNT>
@@ -91,7 +88,7 @@ static __device__ __forceinline__ void to_rows(const struct work &w, const struc
             float value = v[i / 2][2 * half + i % 2];
             if (at.scales) value = value * at.scales[token];
             if (p.bias) value = value + o.bias[half];
-            if (at.token + token < at.end) y[(int64_t)token * w.rows] = value;
+            if (at.token + token < p.n) y[(int64_t)token * w.rows] = value;
         }
     }
 }
@@ -107,13 +104,13 @@ static __device__ __forceinline__ bf16 *core_of(const struct product &p, const s
 }
 
 /* v: column g of tokens 2t, 2t + 1. */
-static __device__ __forceinline__ void store_core(bf16 *core, const struct place &at, int i,
-                                                  float v0, float v1)
+static __device__ __forceinline__ void store_core(const struct product &p, const struct place &at,
+                                                  bf16 *core, int i, float v0, float v1)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(v0, v1);
     uint32_t turned = transpose_8x8(*(uint32_t *)&pair);
     int32_t lane = threadIdx.x % 32, token = at.token - lane % 4 * 2 + lane / 4;
-    if (token + 8 * i < at.end) *(uint32_t *)(core + i * CORES) = turned;
+    if (token + 8 * i < p.n) *(uint32_t *)(core + i * CORES) = turned;
 }
 
 /* silu()'s bits: whether e^-v is denormal or zero, 1 + e^-v is 1. */
@@ -134,7 +131,7 @@ static __device__ __forceinline__ void to_act(const struct work &w, const struct
         if (at.scales) scale = *(const float2 *)(at.scales + 8 * i);
         float v0 = fast_silu(v[i][0] * scale.x) * (v[i][2] * scale.x);
         float v1 = fast_silu(v[i][1] * scale.y) * (v[i][3] * scale.y);
-        store_core(core, at, i, real ? v0 : 0.0f, real ? v1 : 0.0f);
+        store_core(w.p, at, core, i, real ? v0 : 0.0f, real ? v1 : 0.0f);
     }
 }
 
@@ -155,7 +152,7 @@ static __device__ __forceinline__ void to_residual(const struct work &w, const s
             float sum = v[i / 2][j];
             if (p.bias) sum = sum + o.bias[half];
             x[i / 2][j] = row < w.rows ? o.x[i / 2][j] + sum : 0.0f;
-            if (row < w.rows && at.token + token < at.end) y[(int64_t)token * w.rows] = x[i / 2][j];
+            if (row < w.rows && at.token + token < p.n) y[(int64_t)token * w.rows] = x[i / 2][j];
         }
     }
     if (!p.gamma) return;
@@ -164,14 +161,14 @@ static __device__ __forceinline__ void to_residual(const struct work &w, const s
         bf16 *core = core_of(p, at, at.panel * 2 + half);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            store_core(core, at, i, x[i][2 * half] * o.gamma[half],
+            store_core(p, at, core, i, x[i][2 * half] * o.gamma[half],
                        x[i][2 * half + 1] * o.gamma[half]);
     }
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; i++) {
         float squares = panel_squares(x[i / 2][i % 2], x[i / 2][2 + i % 2]);
         int token = at.token + i / 2 * 8 + i % 2;
-        if (g == 0 && token < at.end) p.out_squares[(int64_t)token * w.panels + at.panel] = squares;
+        if (g == 0 && token < p.n) p.out_squares[(int64_t)token * w.panels + at.panel] = squares;
     }
 }
 
@@ -276,6 +273,12 @@ static __device__ __forceinline__ void next_stage(const struct work &w, struct c
     if (++c->stage < w.stages) return;
     c->stage = 0;
     c->phase ^= 1;
+}
+
+static __device__ __forceinline__ int32_t previous_stage(const struct work &w,
+                                                         const struct cursor &c)
+{
+    return (c.stage == 0 ? w.stages : c.stage) - 1;
 }
 
 template <int N>
@@ -383,19 +386,16 @@ static __device__ __forceinline__ void load_first(const struct block &b, const s
     f.k[1] = load_shared(at + 512);
 }
 
-/*
- * acc = (FIRST) or += the products of one unit, whose first two fragments are loaded; the next
- * unit's first two are loaded here if it belongs to the tile (`ahead`). meanwhile() is other work
- * of the warp while products are under way.
- */
-template <int N, int GROUPS, bool FIRST, class MEANWHILE>
+/* acc = (FIRST) or += the products of one unit, whose first two fragments are loaded; the next
+ * unit's first two are loaded here if it belongs to the tile (`ahead`). */
+template <int N, int GROUPS, bool FIRST>
 static __device__ __forceinline__ void
 multiply_unit(const struct work &w, const struct block &b, bool ahead, struct cursor *c,
-              struct barriers<N> &s, struct fragments &f, float (&acc)[N / 2], MEANWHILE meanwhile)
+              struct barriers<N> &s, struct fragments &f, float (&acc)[N / 2])
 {
     uint32_t stage = stage_at<N, GROUPS>(b, *c), at = stage + lane_at();
     uint64_t tokens = descriptor(stage + GROUPS * GROUP_PANELS * UNIT_BYTES);
-    int32_t previous = c->stage == 0 ? w.stages - 1 : c->stage - 1;
+    int32_t previous = previous_stage(w, *c);
     next_stage(w, c);
     mma_fence();
     mma<N, !FIRST>(acc, f.k[0], tokens);
@@ -418,23 +418,21 @@ multiply_unit(const struct work &w, const struct block &b, bool ahead, struct cu
     mma_fence();
     mma<N, true>(acc, f.k[3], tokens + (768 >> 4));
     mma_commit();
-    meanwhile();
     mma_wait<2>();
     if (ahead) f.k[1] = load_shared(at + 512);
 }
 
-/* One segment: acc = the chain over `units` stages; `more`: of the tile there are others. */
-template <int N, int GROUPS, class MEANWHILE>
+/* One segment: acc = the chain over `units` stages; `more`: others of the tile follow. */
+template <int N, int GROUPS>
 static __device__ __forceinline__ void
 chain(const struct work &w, const struct block &b, int32_t units, bool more, struct cursor *c,
-      struct barriers<N> &s, struct fragments &f, float (&acc)[N / 2], MEANWHILE meanwhile)
+      struct barriers<N> &s, struct fragments &f, float (&acc)[N / 2])
 {
-    multiply_unit<N, GROUPS, true>(w, b, units > 1 || more, c, s, f, acc, [&] { meanwhile(0); });
+    multiply_unit<N, GROUPS, true>(w, b, units > 1 || more, c, s, f, acc);
     for (int32_t u = 1; u < units; u++)
-        multiply_unit<N, GROUPS, false>(w, b, u + 1 < units || more, c, s, f, acc,
-                                        [&] { meanwhile(u); });
+        multiply_unit<N, GROUPS, false>(w, b, u + 1 < units || more, c, s, f, acc);
     mma_wait<0>();
-    release(&s.empty[c->stage == 0 ? w.stages - 1 : c->stage - 1]);
+    release(&s.empty[previous_stage(w, *c)]);
 }
 
 /* Units of a segment. */
@@ -454,26 +452,13 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
     int32_t turn = -1, token = -1, warp = threadIdx.x / 32 - 4;
     for (struct tile t = first_tile<N>(w); t.token < w.p.n; next_tile<N>(w, &t)) {
         float sum[N / 8][4] = {};
-#if LAG == 1
-        bool lag = GROUPS == 2 && token < 0;
-#elif LAG == 3
-        bool lag = GROUPS == 2 && w.units >= w.stages;
-#else
-        bool lag = false;
-#endif
-        if (lag && warp >= 4) sync_named(1, 256);
         load_first<N, GROUPS>(b, c, s, f);
         for (int32_t segment = 0, left = w.units; left > 0; segment++) {
             int32_t units = units_of(w, segment);
             if (units == 0) continue;
             float acc[N / 2];
             left -= units;
-            chain<N, GROUPS>(w, b, units, left > 0, &c, s, f, acc, [&](int32_t unit) {
-                if (lag && unit == min(units - 1, LAGU)) {
-                    if (warp < 4) arrive_named(1, 256);
-                    lag = false;
-                }
-            });
+            chain<N, GROUPS>(w, b, units, left > 0, &c, s, f, acc);
 #pragma unroll
             for (int j = 0; j < N / 2; j++) sum[j / 4][j % 4] = sum[j / 4][j % 4] + acc[j];
         }
@@ -488,10 +473,12 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
         if (panel < w.panels)
 #pragma unroll
             for (int j = 0; j < N / 8; j += BATCH) {
-                struct place at = {panel, token + 8 * j + in_tile, w.p.n,
+                struct place at = {panel, token + 8 * j + in_tile,
                                    w.p.squares ? s.scales[turn % 2] + 8 * j + in_tile : NULL};
                 if (token + 8 * j >= w.p.n) break;
-                finish<TO, BATCH>(w, at, load_operands<TO, BATCH>(w, at), sum + j);
+                struct operands<BATCH> o;
+                load_operands<TO, BATCH>(w, at, o);
+                finish<TO, BATCH>(w, at, o, sum + j);
             }
         __syncwarp();
     }
@@ -512,7 +499,7 @@ static __device__ __forceinline__ void consume_segments(const struct work &w, co
         if (units == 0) continue;
         float acc[N / 2];
         left -= units;
-        chain<N, GROUPS>(w, b, units, left > 0, &c, s, f, acc, [](int32_t) {});
+        chain<N, GROUPS>(w, b, units, left > 0, &c, s, f, acc);
 #pragma unroll
         for (int core = 0; core < N / 8; core++) {
             int32_t part = core * GROUPS * GROUP_PANELS + threadIdx.x / 32 - 4;
@@ -548,15 +535,14 @@ static __device__ __forceinline__ void consume_split(const struct work &w, const
     int32_t slot = threadIdx.x / 32 - 4;
     auto place_of = [&](int32_t slot) {
         int32_t part = b.rank * per_block + slot, token = part / PANELS * 8 + threadIdx.x % 4 * 2;
-        struct place at = {tile.row * PANELS + part % PANELS, tile.token + token, w.p.n,
+        struct place at = {tile.row * PANELS + part % PANELS, tile.token + token,
                            w.p.squares ? s.scales[0] + token : NULL};
         return at;
     };
     struct place at = place_of(slot);
     previous_wait();
-    struct operands<1> o = {
-    };
-    if (slot < per_block && at.panel < w.panels) o = load_operands<TO, 1>(w, at);
+    struct operands<1> o;
+    if (slot < per_block && at.panel < w.panels) load_operands<TO, 1>(w, at, o);
     consume_segments<N, GROUPS>(w, b, per_block, exchange, s);
     __syncwarp();
     cluster_arrive();
@@ -568,7 +554,7 @@ static __device__ __forceinline__ void consume_split(const struct work &w, const
         if (at.panel < w.panels) finish<TO, 1>(w, at, o, sum);
         slot += PANELS;
         at = place_of(slot);
-        if (slot < per_block && at.panel < w.panels) o = load_operands<TO, 1>(w, at);
+        if (slot < per_block && at.panel < w.panels) load_operands<TO, 1>(w, at, o);
     }
 }
 
