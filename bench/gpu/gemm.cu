@@ -4,8 +4,8 @@
  *
  *   nvcc -std=c++17 -gencode=arch=compute_90a,code=sm_90a -O3 -fmad=false \
  *        --expt-relaxed-constexpr -Isrc -Iinclude -cudart static -o gemm bench/gpu/gemm.cu
- *   ./gemm check | ./gemm time | ./gemm variants, after only=NUMBER: of one variant, n=NUMBER: times
- *   for so many tokens
+ *   ./gemm check | ./gemm time | ./gemm variants; before these only=NUMBER: of one variant,
+ *   n=NUMBER: times for so many tokens
  */
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/gemm.cu"
