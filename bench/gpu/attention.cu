@@ -1,8 +1,9 @@
 /*
  * attention.cu - tests and times src/ops/cuda/attention.cu alone, on random data:
  *
- *   nvcc -std=c++17 -arch=sm_90 -O3 -fmad=false --expt-relaxed-constexpr -Isrc -Iinclude \
- *        -cudart static -o attention bench/gpu/attention.cu
+ *   nvcc -std=c++17 -gencode=arch=compute_90a,code=sm_90a -O3 -fmad=false \
+ *        --expt-relaxed-constexpr -Isrc -Iinclude -cudart static -o attention \
+ *        bench/gpu/attention.cu
  *   ./attention test      bits of the kernels against each other, values against double precision
  *   ./attention time      microseconds a layer
  */

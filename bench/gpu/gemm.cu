@@ -4,7 +4,8 @@
  *
  *   nvcc -std=c++17 -gencode=arch=compute_90a,code=sm_90a -O3 -fmad=false \
  *        --expt-relaxed-constexpr -Isrc -Iinclude -cudart static -o gemm bench/gpu/gemm.cu
- *   ./gemm check | ./gemm time | ./gemm variants, after only=NUMBER: of one variant
+ *   ./gemm check | ./gemm time | ./gemm variants; before these only=NUMBER: of one variant,
+ *   n=NUMBER: times for so many tokens
  */
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/gemm.cu"
@@ -30,6 +31,7 @@ static void good(cudaError_t status)
 }
 
 static int only = -1;     /* the one variant to look at */
+static int only_n = -1;   /* and number of tokens */
 static char current[128]; /* what runs, for when it does not end */
 
 static void hangs(int signal)
@@ -448,6 +450,7 @@ static void time_all(struct backend *b, bool every_variant)
         if (!s.biased) q.p.bias = NULL;
         for (int i = 0; i < (int)(sizeof ns / sizeof *ns); i++) {
             q.p.n = ns[i];
+            if (only_n >= 0 && ns[i] != only_n) continue;
             if (s.rows > 100000 && ns[i] > 256) continue;
             fill_floats<<<1024, 256>>>(q.p.y, q.y_count, 6, -2, 4);
             float us = time_product(b, &q, weights, copies, NULL, 1);
@@ -471,7 +474,8 @@ static void time_all(struct backend *b, bool every_variant)
         memory_used = 0;
     }
     for (int i = 0; i < (int)(sizeof ns / sizeof *ns); i++)
-        printf("28 layers, n %4d: %.2f ms\n", ns[i], prefill[i] * 28 / 1000);
+        if (only_n < 0 || ns[i] == only_n)
+            printf("28 layers, n %4d: %.2f ms\n", ns[i], prefill[i] * 28 / 1000);
 }
 
 int main(int argc, char **argv)
@@ -487,6 +491,7 @@ int main(int argc, char **argv)
     int bad = 0;
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "only=", 5)) only = atoi(argv[i] + 5);
+        if (!strncmp(argv[i], "n=", 2)) only_n = atoi(argv[i] + 2);
         if (!strcmp(argv[i], "check")) bad += check(b);
         if (!strcmp(argv[i], "time")) time_all(b, false);
         if (!strcmp(argv[i], "variants")) time_all(b, true);

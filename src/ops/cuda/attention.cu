@@ -6,7 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "ops/cuda/attention.cuh"
+#include "ops/cuda/attention_tiles.cuh"
 #include "ops/cuda/launch.cuh"
 
 enum {
@@ -16,248 +16,6 @@ enum {
     GROUP_ROWS = 16,
     OWN_SHARED = 1024 /* bytes at most that single_kernel has beside the dynamic ones */
 };
-
-/* Rows, (token, head of the group) pairs from `row` on, of a sequence with tokens start to end in
- * the step; n_keys: what its last row sees. */
-struct tile {
-    int32_t start, end, row, n_keys;
-};
-
-struct attention {
-    const bf16 *q, *keys, *values;
-    const int32_t *positions, *seq_of, *block_tables;
-    const struct tile *tiles;
-    const int32_t *singles; /* NULL: every token */
-    struct act out;
-    int64_t block_stride;
-    int32_t n_heads, n_kv_heads, group, head_dim, max_blocks;
-    float scale;
-    int32_t stages; /* tiles: buffers for a chunk */
-    /* single tokens */
-    int32_t n_splits, split_chunks, slots;
-    int64_t slot_floats;
-    int32_t shared_floats;
-    float *scratch;
-    uint32_t *tickets;
-};
-
-/* Two values of a query row, zeros beyond head_dim or without a row. */
-static __device__ __forceinline__ uint32_t query_pair(const struct attention &p, const bf16 *row,
-                                                      int d)
-{
-    return row && d < p.head_dim ? *(const uint32_t *)(row + d) : 0;
-}
-
-/* The A fragments of 16 query rows, of which this lane has two. */
-template <int D>
-static __device__ __forceinline__ void
-load_queries(uint32_t a[D / 16][4], const struct attention &p, const bf16 *row0, const bf16 *row1)
-{
-    int t = threadIdx.x % 4;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        int d = 16 * k + 2 * t;
-        a[k][0] = query_pair(p, row0, d);
-        a[k][1] = query_pair(p, row1, d);
-        a[k][2] = query_pair(p, row0, d + 8);
-        a[k][3] = query_pair(p, row1, d + 8);
-    }
-}
-
-/* Where a warp's results lie in shared memory: o[n][2 j] and o[n][2 j + 1] of row g + 8 j of its
- * lanes side by side. For rows and dimensions (even ones) by their number: */
-template <int D> static __device__ __forceinline__ int result_at(int row, int d)
-{
-    return ((row / 8 * (D / 8) + d / 8) * 32 + row % 8 * 4 + d % 8 / 2) * 2;
-}
-
-/* A token's dimensions d, d + 1 of a head. */
-static __device__ __forceinline__ void write_pair(const struct attention &p, int token, int head,
-                                                  int d, float2 v, float sum)
-{
-    *(uint32_t *)(p.out.data + act_token(p.out, token) + act_column(p.out, head * p.head_dim + d)) =
-        pack_bf16(v.x / sum, v.y / sum);
-}
-
-/* ---- tiles ----------------------------------------------------------------------------------- */
-
-/* A warp has 16 rows, and one more warp loads for all. Queries stay in registers, or lie in shared
- * memory if too many. */
-template <int D> struct tile_shape {
-    static constexpr int WARPS = D > 128 ? 4 : 7;
-    static constexpr int ROWS = 16 * WARPS;
-    static constexpr bool SHARED_Q = D > 128;
-    static constexpr int SLICE = D % 32 == 0 ? 32 : 16; /* dimensions at a time */
-    static constexpr int CHUNK = CHUNK_KEYS * (D + 8);
-    static constexpr int Q = SHARED_Q ? ROWS * (D + 8) : 0;
-};
-
-/* What a lane of the tile kernel knows of its rows, g and g + 8 of the warp's. */
-struct tile_rows {
-    int visible[2];  /* keys that the row sees; 0: no row */
-    int least, most; /* of them, over the warp */
-};
-
-static __device__ __forceinline__ struct tile_rows find_rows(const struct attention &p, int start,
-                                                             int first, int end_row)
-{
-    struct tile_rows r;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        int row = first + 8 * j + threadIdx.x % 32 / 4;
-        r.visible[j] = row < end_row ? p.positions[start + row / p.group] + 1 : 0;
-    }
-    r.least = __reduce_min_sync(~0u, min(r.visible[0], r.visible[1]));
-    r.most = __reduce_max_sync(~0u, max(r.visible[0], r.visible[1]));
-    return r;
-}
-
-/* A row of a sequence's queries; NULL: none. */
-static __device__ __forceinline__ const bf16 *query_row(const struct attention &p, int start,
-                                                        int row, int end_row)
-{
-    int64_t at =
-        (int64_t)(start + row / p.group) * p.n_heads + blockIdx.x * p.group + row % p.group;
-    return row < end_row ? p.q + at * p.head_dim : NULL;
-}
-
-/* Takes one chunk into the running results of a warp's rows. */
-template <int D>
-static __device__ __forceinline__ void
-take_chunk(const struct attention &p, const struct tile_rows &rows, int first_key,
-           const uint32_t (*q)[4], const bf16 *shared_q, const bf16 *keys, const bf16 *values,
-           float running_max[2], float running_sum[2], float o[D / 8][4])
-{
-    constexpr int SLICE = tile_shape<D>::SLICE;
-    float s[KEY_TILES][4] = {}, old[2], add[2];
-    uint32_t weights[KEY_TILES / 2][4];
-    struct chunk c;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        if (tile_shape<D>::SHARED_Q) {
-            uint32_t a[4];
-            ldmatrix(a, shared_q + threadIdx.x % 16 * row_stride<D>() + 16 * k +
-                            threadIdx.x % 32 / 16 * 8);
-            add_scores<D>(s, a, keys, 16 * k);
-        } else {
-            add_scores<D>(s, q[k], keys, 16 * k);
-        }
-    }
-    int n_keys[2] = {max(rows.visible[0] - first_key, 0), max(rows.visible[1] - first_key, 0)};
-    if (rows.least >= first_key + CHUNK_KEYS)
-        c = chunk_weights<false>(s, p.scale, n_keys, weights);
-    else
-        c = chunk_weights(s, p.scale, n_keys, weights);
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-        merge_factors(&running_max[j], &running_sum[j], c.max[j], c.sum[j], &old[j], &add[j]);
-#pragma unroll
-    for (int d = 0; d < D; d += SLICE) {
-        float part[SLICE / 8][4];
-        weigh_values<D, SLICE / 8>(part, weights, values, d);
-#pragma unroll
-        for (int n = 0; n < SLICE / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float &v = o[d / 8 + n][i];
-                v = merge_value(v, part[n][i], old[i / 2], add[i / 2]);
-            }
-    }
-}
-
-/* A warp's results, through shared memory (room for [16][D]) because code that is unrolled over
- * registers costs more to fetch than to run. */
-template <int D>
-static __device__ __forceinline__ void write_tile(const struct attention &p, const struct tile &t,
-                                                  int first, int end_row, float *room,
-                                                  const float o[D / 8][4], const float sum[2])
-{
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int n = 0; n < D / 8; n++)
-            *(float2 *)&room[((j * (D / 8) + n) * 32 + lane) * 2] =
-                make_float2(o[n][2 * j], o[n][2 * j + 1]);
-    __syncwarp();
-    for (int r = 0; r < 16 && first + r < end_row; r++) {
-        int row = first + r, token = t.start + row / p.group,
-            head = blockIdx.x * p.group + row % p.group;
-        float row_sum = __shfl_sync(~0u, r < 8 ? sum[0] : sum[1], r % 8 * 4);
-        for (int d = 2 * lane; d < p.head_dim; d += 64)
-            write_pair(p, token, head, d, *(float2 *)&room[result_at<D>(r, d)], row_sum);
-    }
-}
-
-/* Grid: kv heads, tiles. */
-template <int D>
-static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
-    tile_kernel(const struct attention p)
-{
-    typedef tile_shape<D> shape;
-    uint8_t *memory = dynamic_shared();
-    bf16 *buffers = (bf16 *)memory;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = blockIdx.x;
-    next_launch();
-    /* The step's numbers came by a copy before its first kernel: no need to wait for them. */
-    struct tile t = p.tiles[blockIdx.y];
-    int end_row = (t.end - t.start) * p.group, first = t.row + 16 * warp;
-    int n_chunks = (t.n_keys + CHUNK_KEYS - 1) / CHUNK_KEYS;
-    const int32_t *table = p.block_tables + (int64_t)p.seq_of[t.start] * p.max_blocks;
-    int64_t heads = (int64_t)kv_head * KV_BLOCK * p.head_dim;
-    struct tile_rows rows = find_rows(p, t.start, first, end_row);
-    const bf16 *from[2] = {query_row(p, t.start, first + lane / 4, end_row),
-                           query_row(p, t.start, first + lane / 4 + 8, end_row)};
-
-    int page = chunk_page(table, 0, t.n_keys);
-    auto load = [&](int c, bf16 *to) {
-        int left = t.n_keys - c * CHUNK_KEYS;
-        load_chunk<D, 32>(to, p.keys + heads, p.block_stride, p.head_dim, page, left, lane);
-        load_chunk<D, 32>(to + shape::CHUNK, p.values + heads, p.block_stride, p.head_dim, page,
-                          left, lane);
-        copy_commit();
-        page = chunk_page(table, c + 1, t.n_keys); /* in time for the next */
-    };
-    previous_wait();
-    bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * row_stride<D>();
-    int ahead = p.stages > 1 ? 2 * shape::CHUNK : 0;
-    if (warp == shape::WARPS) { /* chunk c + 1 is loaded while the others are at c */
-        if (ahead) load(0, buffers);
-        for (int c = 0; c < n_chunks; c++) {
-            if (!ahead) {
-                __syncthreads();
-                load(c, buffers);
-            }
-            copy_wait<0>();
-            __syncthreads();
-            if (ahead && c + 1 < n_chunks) load(c + 1, buffers + (c + 1) % 2 * ahead);
-        }
-        __syncthreads();
-        return;
-    }
-    uint32_t q[D / 16][4];
-    load_queries<D>(q, p, from[0], from[1]);
-    if (shape::SHARED_Q) {
-#pragma unroll
-        for (int k = 0; k < D / 16; k++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                *(uint32_t *)(shared_q + (lane / 4 + i % 2 * 8) * row_stride<D>() + 16 * k +
-                              i / 2 * 8 + lane % 4 * 2) = q[k][i];
-        __syncwarp();
-    }
-    float o[D / 8][4] = {}, running_max[2] = {-INFINITY, -INFINITY}, running_sum[2] = {};
-    for (int c = 0; c < n_chunks; c++) {
-        if (!ahead) __syncthreads();
-        __syncthreads();
-        const bf16 *keys = buffers + c % 2 * ahead;
-        if (rows.most > c * CHUNK_KEYS)
-            take_chunk<D>(p, rows, c * CHUNK_KEYS, q, shared_q, keys, keys + shape::CHUNK,
-                          running_max, running_sum, o);
-    }
-    __syncthreads(); /* nobody reads the buffers now */
-    write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
-}
 
 /* ---- single tokens --------------------------------------------------------------------------- */
 
@@ -557,6 +315,7 @@ struct variant {
     int d;
     void (*tile)(const struct attention), (*single)(const struct attention);
     int tile_warps, tile_q, chunk; /* bytes of shared memory: queries; a chunk's keys and values */
+    int tile_threads, tile_shared; /* bytes; 0: see run_tiles */
 };
 
 template <int D> static struct variant variant_of(void)
@@ -567,7 +326,8 @@ template <int D> static struct variant variant_of(void)
             single_kernel<D>,
             shape::WARPS,
             shape::Q * (int)sizeof(bf16),
-            2 * shape::CHUNK * (int)sizeof(bf16)};
+            2 * shape::CHUNK * (int)sizeof(bf16),
+            32 * (shape::WARPS + 1)};
 }
 
 static struct variant find_variant(const struct shape *shape)
@@ -580,6 +340,28 @@ static struct variant find_variant(const struct shape *shape)
            : d <= 96  ? variant_of<96>()
            : d <= 128 ? variant_of<128>()
                       : variant_of<256>();
+}
+
+#ifdef __CUDACC__
+template <int D> static void use_warpgroups(struct variant *v)
+{
+    typedef warpgroup_shape<D> shape;
+    v->tile = warpgroup_kernel<D>;
+    v->tile_warps = shape::WARPS;
+    v->tile_threads = shape::THREADS;
+    v->tile_shared = shape::STAGES * 2 * shape::HALF + 1024;
+}
+#endif
+
+/* What is best on this device. */
+static struct variant device_variant(const struct backend *b)
+{
+    struct variant v = find_variant(&b->shape);
+#ifdef __CUDACC__
+    if (b->capability == 90 && b->shape.head_dim == 64) use_warpgroups<64>(&v);
+    if (b->capability == 90 && b->shape.head_dim == 128) use_warpgroups<128>(&v);
+#endif
+    return v;
 }
 
 int64_t attention_tiles(const struct shape *shape, int64_t n_tokens, int64_t n_seqs)
@@ -620,7 +402,7 @@ size_t attention_bytes(const struct shape *shape, const struct limits *limits)
 bool attention_open(struct backend *b)
 {
     struct attention_memory *m = &b->attention;
-    struct variant v = find_variant(&b->shape);
+    struct variant v = device_variant(b);
     m->scratch_floats = scratch_floats(&b->shape, &b->limits);
     if (!cuda_good(b, cudaMalloc((void **)&m->scratch, attention_bytes(&b->shape, &b->limits)),
                    "attention's scratch memory"))
@@ -633,7 +415,9 @@ bool attention_open(struct backend *b)
                                      b->device),
               "the shared memory's size");
     cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    cuda_good(b, cudaFuncSetAttribute(v.tile, limit, m->shared_limit), "attention's shared memory");
+    cuda_good(b,
+              cudaFuncSetAttribute(v.tile, limit, v.tile_shared ? v.tile_shared : m->shared_limit),
+              "attention's shared memory");
     return cuda_good(b, cudaFuncSetAttribute(v.single, limit, m->shared_limit - OWN_SHARED),
                      "attention's shared memory");
 }
@@ -686,7 +470,8 @@ static void run_tiles(struct backend *b, const struct variant *v, struct attenti
     p.stages = 2 * v->chunk + v->tile_q <= b->attention.shared_limit ? 2 : 1;
     launch_next(b, "attention", v->tile,
                 dim3((unsigned)p.n_kv_heads, (unsigned)b->attention.n_tiles),
-                32 * (unsigned)(v->tile_warps + 1), (size_t)(p.stages * v->chunk + v->tile_q), p);
+                (unsigned)v->tile_threads,
+                (size_t)(v->tile_shared ? v->tile_shared : p.stages * v->chunk + v->tile_q), p);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
@@ -703,7 +488,7 @@ static int compare_tiles(const void *x, const void *y)
 void attention_plan(struct backend *b, const struct step *s, struct device_step *host)
 {
     int32_t group = b->shape.n_heads / b->shape.n_kv_heads,
-            tile_rows = 16 * find_variant(&b->shape).tile_warps, n_tiles = 0, n_singles = 0;
+            tile_rows = 16 * device_variant(b).tile_warps, n_tiles = 0, n_singles = 0;
     struct tile *tiles = (struct tile *)host->tiles;
     for (int32_t seq = 0; seq < s->n_seqs; seq++) {
         int32_t start = s->query_start[seq], end = s->query_start[seq + 1],
@@ -725,7 +510,7 @@ static void run_step(struct backend *b, const struct step *s, int32_t layer,
                      const struct division *forced)
 {
     const struct shape *shape = &b->shape;
-    struct variant v = find_variant(shape);
+    struct variant v = device_variant(b);
     struct attention p = {};
     p.q = b->q;
     p.keys = cache_of(b, layer, 0);

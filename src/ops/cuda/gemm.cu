@@ -20,6 +20,7 @@
 enum {
     GROUP_PANELS = 4,              /* panels of a warpgroup: one for each warp */
     UNIT_BYTES = PANEL_ROWS * 128, /* of a panel and K_UNIT columns */
+    CORES = 512,                   /* values of 8 tokens and K_UNIT columns of activations */
     MAX_STAGES = 12,
     SCALE_WARPS = 2 /* 2 and 3 of the block; 0 copies weights, 1 tokens */
 };
@@ -28,9 +29,10 @@ enum {
 struct work {
     struct product p; /* p.m is the host's; the next lines say what matters of it */
     const bf16 *weights;
-    int32_t rows, units, panels, segments;
-    int32_t row_tiles, token_tiles, n_tiles;
+    int32_t rows, units, panels, segments, segment_bits; /* 2^segment_bits segments */
+    int32_t row_tiles;
     int32_t band; /* token tiles that are done together */
+    int32_t step; /* row tiles from one of a block to its next */
     int32_t stages, cluster;
 };
 
@@ -49,25 +51,25 @@ template <int COUNT> struct operands {
     float bias[2], gamma[2], x[COUNT][4];
 };
 
-template <int COUNT>
-static __device__ __forceinline__ struct operands<COUNT> load_operands(const struct work &w,
-                                                                       const struct place &at) {
+template <enum product_to TO, int COUNT>
+static __device__ __forceinline__ void load_operands(const struct work &w, const struct place &at,
+                                                     struct operands<COUNT> &o)
+{
     const struct product &p = w.p;
-    struct operands<COUNT> o;
+    if constexpr (TO != TO_ACT)
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int row = at.panel * PANEL_ROWS + 8 * half + threadIdx.x % 32 / 4;
-        o.bias[half] = p.bias && row < w.rows ? p.bias[row] : 0.0f;
-        o.gamma[half] = p.gamma && row < w.rows ? p.gamma[row] : 0.0f;
-        const float *y = p.y + (int64_t)at.token * w.rows + row;
+        for (int half = 0; half < 2; half++) {
+            int row = at.panel * PANEL_ROWS + 8 * half + threadIdx.x % 32 / 4;
+            o.bias[half] = p.bias && row < w.rows ? p.bias[row] : 0.0f;
+            o.gamma[half] = p.gamma && row < w.rows ? p.gamma[row] : 0.0f;
+            const float *y = p.y + (int64_t)at.token * w.rows + row;
 #pragma unroll
-        for (int i = 0; i < 2 * COUNT; i++) {
-            int token = i / 2 * 8 + i % 2;
-            bool real = p.to == TO_RESIDUAL && row < w.rows && at.token + token < p.n;
-            o.x[i / 2][2 * half + i % 2] = real ? y[(int64_t)token * w.rows] : 0.0f;
+            for (int i = 0; i < 2 * COUNT; i++) {
+                int token = i / 2 * 8 + i % 2;
+                bool real = TO == TO_RESIDUAL && row < w.rows && at.token + token < p.n;
+                o.x[i / 2][2 * half + i % 2] = real ? y[(int64_t)token * w.rows] : 0.0f;
+            }
         }
-    }
-    return o;
 }
 
 template <int COUNT>
@@ -91,34 +93,46 @@ static __device__ __forceinline__ void to_rows(const struct work &w, const struc
     }
 }
 
-/* Stores 8 tokens x 8 columns: lane 4 g + t has column g of tokens 2t, 2t + 1. */
-static __device__ __forceinline__ void store_core(const struct product &p, bf16 *core, int token,
-                                                  float v0, float v1)
+/* Where a lane's two values of 8 tokens x 8 columns go (which are one core of p.out); `column`:
+ * first of them, / 8. Cores of the next 8 tokens follow. */
+static __device__ __forceinline__ bf16 *core_of(const struct product &p, const struct place &at,
+                                                int32_t column)
+{
+    int32_t lane = threadIdx.x % 32, token = at.token - lane % 4 * 2;
+    int64_t unit = column / 8 * (int32_t)(p.out.capacity / 8) + token / 8;
+    return p.out.data + unit * CORES + column % 8 * 64 + lane * 2;
+}
+
+/* v: column g of tokens 2t, 2t + 1. */
+static __device__ __forceinline__ void store_core(const struct product &p, const struct place &at,
+                                                  bf16 *core, int i, float v0, float v1)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(v0, v1);
     uint32_t turned = transpose_8x8(*(uint32_t *)&pair);
-    if (token < p.n) *(uint32_t *)core = turned;
+    int32_t lane = threadIdx.x % 32, token = at.token - lane % 4 * 2 + lane / 4;
+    if (token + 8 * i < p.n) *(uint32_t *)(core + i * CORES) = turned;
+}
+
+/* silu()'s bits: whether e^-v is denormal or zero, 1 + e^-v is 1. */
+static __device__ __forceinline__ float fast_silu(float v)
+{
+    return __fdividef(v, 1.0f + exp2_normal(-v * 1.4426950408889634f));
 }
 
 template <int COUNT>
 static __device__ __forceinline__ void to_act(const struct work &w, const struct place &at,
                                               float (*v)[4])
 {
-    const struct product &p = w.p;
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = at.token - 2 * t + g;
-    bool real = at.panel * 8 + g < w.rows / 2;
-    bf16 *core = p.out.data + act_at(p.out, first, at.panel * 8 + 2 * t);
-    int64_t stride = p.out.cores ? 512 : p.out.padded * 8;
-    float out[COUNT][2];
+    bool real = at.panel * 8 + threadIdx.x % 32 / 4 < w.rows / 2;
+    bf16 *core = core_of(w.p, at, at.panel);
 #pragma unroll
-    for (int i = 0; i < 2 * COUNT; i++) { /* without branches, so that they overlap */
-        float *of = v[i / 2] + i % 2, scale = at.scales ? at.scales[i / 2 * 8 + i % 2] : 1.0f;
-        out[i / 2][i % 2] = silu(of[0] * scale) * (of[2] * scale);
+    for (int i = 0; i < COUNT; i++) {
+        float2 scale = {1.0f, 1.0f};
+        if (at.scales) scale = *(const float2 *)(at.scales + 8 * i);
+        float v0 = fast_silu(v[i][0] * scale.x) * (v[i][2] * scale.x);
+        float v1 = fast_silu(v[i][1] * scale.y) * (v[i][3] * scale.y);
+        store_core(w.p, at, core, i, real ? v0 : 0.0f, real ? v1 : 0.0f);
     }
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        store_core(p, core + i * stride, first + 8 * i, real ? out[i][0] : 0.0f,
-                   real ? out[i][1] : 0.0f);
 }
 
 template <int COUNT>
@@ -126,9 +140,8 @@ static __device__ __forceinline__ void to_residual(const struct work &w, const s
                                                    const struct operands<COUNT> &o, float (*v)[4])
 {
     const struct product &p = w.p;
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = at.token - 2 * t + g;
+    int g = threadIdx.x % 32 / 4;
     float x[COUNT][4];
-    bf16 *core[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = at.panel * PANEL_ROWS + 8 * half + g;
@@ -141,65 +154,67 @@ static __device__ __forceinline__ void to_residual(const struct work &w, const s
             x[i / 2][j] = row < w.rows ? o.x[i / 2][j] + sum : 0.0f;
             if (row < w.rows && at.token + token < p.n) y[(int64_t)token * w.rows] = x[i / 2][j];
         }
-        core[half] = p.out.data + act_at(p.out, first, at.panel * PANEL_ROWS + 8 * half + 2 * t);
     }
     if (!p.gamma) return;
-    int64_t stride = p.out.cores ? 512 : p.out.padded * 8;
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
+    for (int half = 0; half < 2; half++) {
+        bf16 *core = core_of(p, at, at.panel * 2 + half);
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            store_core(p, core[half] + i * stride, first + 8 * i, x[i][2 * half] * o.gamma[half],
+        for (int i = 0; i < COUNT; i++)
+            store_core(p, at, core, i, x[i][2 * half] * o.gamma[half],
                        x[i][2 * half + 1] * o.gamma[half]);
+    }
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float squares = panel_squares(x[i][j], x[i][2 + j]);
-            int token = at.token + 8 * i + j;
-            if (g == 0 && token < p.n)
-                p.out_squares[(int64_t)token * w.panels + at.panel] = squares;
-        }
+    for (int i = 0; i < 2 * COUNT; i++) {
+        float squares = panel_squares(x[i / 2][i % 2], x[i / 2][2 + i % 2]);
+        int token = at.token + i / 2 * 8 + i % 2;
+        if (g == 0 && token < p.n) p.out_squares[(int64_t)token * w.panels + at.panel] = squares;
     }
 }
 
-template <int COUNT>
+template <enum product_to TO, int COUNT>
 static __device__ __forceinline__ void finish(const struct work &w, const struct place &at,
                                               const struct operands<COUNT> &o, float (*v)[4])
 {
-    if (w.p.to == TO_ROWS)
-        to_rows<COUNT>(w, at, o, v);
-    else if (w.p.to == TO_ACT)
-        to_act<COUNT>(w, at, v);
-    else
-        to_residual<COUNT>(w, at, o, v);
+    if constexpr (TO == TO_ROWS) to_rows<COUNT>(w, at, o, v);
+    if constexpr (TO == TO_ACT) to_act<COUNT>(w, at, v);
+    if constexpr (TO == TO_RESIDUAL) to_residual<COUNT>(w, at, o, v);
 }
 
-/* token_scale() of some tokens at once, with all their loads in flight together. */
-template <int TOKENS>
-static __device__ __forceinline__ void scales_of(const struct product &p, int token, float *to)
+/* token_scale() of 8 tokens at once, with the loads of three panels a lane in flight together. A
+ * sum over lanes is halved at each step: a lane goes on with half of the tokens it had. */
+static __device__ __forceinline__ void scales_of(const struct product &p, int32_t token, float *to)
 {
+    const int TOKENS = 8;
     float sum[TOKENS] = {};
-    uint32_t last = (p.n - 1) * p.in_panels, lane = threadIdx.x % 32;
-    for (uint32_t i = lane; i < (uint32_t)p.in_panels; i += 96) {
-        float v[TOKENS][3];
-        uint32_t at = token * p.in_panels;
+    int32_t lane = threadIdx.x % 32;
+    const float *squares = p.squares + (int64_t)token * p.in_panels + lane;
+    for (int32_t left = p.in_panels - lane; left > 0; left -= 96, squares += 96) {
+        float v[3][TOKENS];
 #pragma unroll
-        for (int j = 0; j < TOKENS; j++, at += p.in_panels)
+        for (int j = 0; j < TOKENS; j++)
 #pragma unroll
-            for (int k = 0; k < 3; k++)
-                v[j][k] = i + 32 * k < p.in_panels ? __ldcg(p.squares + min(at, last) + i + 32 * k)
-                                                   : 0.0f;
+            for (int k = 0; k < 3; k++) {
+                bool there = token + j < p.n && 32 * k < left;
+                v[k][j] = there ? __ldcg(squares + j * p.in_panels + 32 * k) : 0.0f;
+            }
 #pragma unroll
         for (int k = 0; k < 3; k++)
 #pragma unroll
-            for (int j = 0; j < TOKENS; j++) sum[j] += v[j][k];
+            for (int j = 0; j < TOKENS; j++) sum[j] += v[k][j];
     }
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
+    for (int count = TOKENS / 2, offset = 16; offset > 0; count /= 2, offset /= 2) {
+        bool high = lane & offset;
 #pragma unroll
-        for (int j = 0; j < TOKENS; j++) sum[j] += __shfl_xor_sync(~0u, sum[j], offset);
-#pragma unroll
-    for (int j = 1; j < TOKENS; j++) sum[0] = lane == j ? sum[j] : sum[0]; /* lane j: token j */
-    if (lane < TOKENS) to[lane] = 1.0f / sqrtf(sum[0] / (float)p.in_width + p.eps);
+        for (int j = 0; j < count; j++) {
+            float other = __shfl_xor_sync(~0u, high ? sum[j] : sum[j + count], offset);
+            sum[j] = (high ? sum[j + count] : sum[j]) + other;
+        }
+        if (count == 0) sum[0] += __shfl_xor_sync(~0u, sum[0], offset);
+    }
+    /* bits 4, 3 and 2 of the lane have chosen */
+    if (lane % 4 == 0) to[lane / 4] = 1.0f / sqrtf(sum[0] / (float)p.in_width + p.eps);
 }
 
 /* ---- the kernel ---- */
@@ -210,34 +225,47 @@ template <int N> struct barriers {
 };
 
 struct tile {
-    int32_t panel, token;
+    int32_t row, token; /* row: number of the row tile */
 };
 
 /* Where the copying warp is in its tiles, and a warp in the ring. */
 struct cursor {
     int32_t stage;
     uint32_t phase;
-    int32_t index, unit;
-    struct tile tile; /* number `index` */
+    int32_t unit;
+    struct tile tile;
 };
 
 struct block {
-    uint32_t ring;      /* shared memory: stages, then (SPLIT) the sums of segments */
-    int32_t rank;       /* in the cluster */
-    int32_t tile, step; /* its first tile, and how far to the next */
+    uint32_t ring; /* shared memory: stages, then (SPLIT) the sums of segments */
+    int32_t rank;  /* in the cluster */
     int32_t first_unit, end_unit;
 };
 
 /* Tiles go token tile by token tile within a band, then row by row, then band by band: what runs
  * at one time shares weights and tokens in the L2 cache. Blocks step by whole bands' widths, so
- * that each keeps its tokens within a band. The last band may have places without tokens. */
-template <int N, int GROUPS>
-static __device__ __forceinline__ struct tile tile_at(const struct work &w, int32_t i)
+ * that each keeps its tokens within a band. A block is done when a tile has no tokens. */
+template <int N> static __device__ __forceinline__ void settle(const struct work &w, struct tile *t)
 {
-    int32_t of_band = w.band * w.row_tiles, first = i / of_band * w.band;
-    int32_t in_band = i % of_band;
-    struct tile t = {in_band / w.band * GROUPS * GROUP_PANELS, (first + in_band % w.band) * N};
+    while (t->row >= w.row_tiles) {
+        t->row -= w.row_tiles;
+        t->token += w.band * N;
+    }
+}
+
+template <int N> static __device__ __forceinline__ struct tile first_tile(const struct work &w)
+{
+    int32_t i = (int32_t)blockIdx.x / w.cluster;
+    struct tile t = {i / w.band, i % w.band * N};
+    settle<N>(w, &t);
     return t;
+}
+
+template <int N>
+static __device__ __forceinline__ void next_tile(const struct work &w, struct tile *t)
+{
+    t->row += w.step;
+    settle<N>(w, t);
 }
 
 static __device__ __forceinline__ void next_stage(const struct work &w, struct cursor *c)
@@ -247,15 +275,20 @@ static __device__ __forceinline__ void next_stage(const struct work &w, struct c
     c->phase ^= 1;
 }
 
-template <int N, int GROUPS>
+static __device__ __forceinline__ int32_t previous_stage(const struct work &w,
+                                                         const struct cursor &c)
+{
+    return (c.stage == 0 ? w.stages : c.stage) - 1;
+}
+
+template <int N>
 static __device__ __forceinline__ void next_unit(const struct work &w, const struct block &b,
                                                  struct cursor *c)
 {
     next_stage(w, c);
     if (++c->unit < b.end_unit) return;
     c->unit = b.first_unit;
-    c->index += b.step;
-    c->tile = tile_at<N, GROUPS>(w, c->index);
+    next_tile<N>(w, &c->tile);
 }
 
 /* All of a block's units, weights or tokens. The weights that fit the ring are under way before
@@ -265,24 +298,19 @@ static __device__ __forceinline__ void produce(const struct work &w, const struc
                                                struct barriers<N> &s)
 {
     const int PANELS = GROUPS * GROUP_PANELS, WEIGHT_BYTES = PANELS * UNIT_BYTES;
-    struct cursor c = {0, 0, b.tile, b.first_unit, tile_at<N, GROUPS>(w, b.tile)};
+    struct cursor c = {0, 0, b.first_unit, first_tile<N>(w)};
     if (b.first_unit == b.end_unit) return;
     if (!WEIGHTS) {
         previous_wait();
         asm volatile("fence.proxy.async.global;" ::: "memory");
     }
-    for (uint32_t lap = 0; c.index < w.n_tiles; lap |= c.phase) {
-        if (c.tile.token >= w.p.n) {
-            c.index += b.step;
-            c.tile = tile_at<N, GROUPS>(w, c.index);
-            continue;
-        }
+    for (uint32_t lap = 0; c.tile.token < w.p.n; lap |= c.phase) {
         if (lap) barrier_wait(&s.empty[c.stage], c.phase ^ 1);
         uint32_t to = b.ring + c.stage * (WEIGHT_BYTES + N * 128);
         if (WEIGHTS) {
             int64_t stride = (int64_t)w.units * (UNIT_BYTES / 2);
-            const bf16 *from = w.weights + c.tile.panel * stride + c.unit * (UNIT_BYTES / 2);
-            int panels = min(w.panels - c.tile.panel, PANELS);
+            int32_t first = c.tile.row * PANELS, panels = min(w.panels - first, PANELS);
+            const bf16 *from = w.weights + first * stride + c.unit * (UNIT_BYTES / 2);
             if (elected()) {
                 barrier_expect(&s.full[c.stage], panels * UNIT_BYTES);
 #pragma unroll
@@ -298,7 +326,7 @@ static __device__ __forceinline__ void produce(const struct work &w, const struc
                 copy(to + WEIGHT_BYTES, from, bytes, &s.full[c.stage]);
             }
         }
-        next_unit<N, GROUPS>(w, b, &c);
+        next_unit<N>(w, b, &c);
     }
 }
 
@@ -309,20 +337,17 @@ static __device__ __forceinline__ void produce_scales(const struct work &w, cons
                                                       int32_t first_core, int32_t end_core,
                                                       struct barriers<N> &s)
 {
-    const int BATCH = N == 192 ? 4 : 8; /* tokens; for few registers */
     if (!w.p.squares) return;
     previous_wait();
     int32_t turn = -1, token = -1;
-    for (int32_t i = b.tile; i < w.n_tiles; i += b.step) {
-        struct tile t = tile_at<N, GROUPS>(w, i);
-        if (t.token >= w.p.n || t.token == token) continue;
+    for (struct tile t = first_tile<N>(w); t.token < w.p.n; next_tile<N>(w, &t)) {
+        if (t.token == token) continue;
         token = t.token;
         turn++;
         barrier_wait(&s.scales_empty[turn % 2], turn / 2 % 2 ^ 1);
         int32_t end = min(end_core * 8, w.p.n - token);
-        for (int j = first_core * 8 + (threadIdx.x / 32 - 2) * BATCH; j < end;
-             j += SCALE_WARPS * BATCH)
-            scales_of<BATCH>(w.p, token + j, s.scales[turn % 2] + j);
+        for (int j = (first_core + threadIdx.x / 32 - 2) * 8; j < end; j += SCALE_WARPS * 8)
+            scales_of(w.p, token + j, s.scales[turn % 2] + j);
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.scales_full[turn % 2]);
     }
@@ -361,73 +386,71 @@ static __device__ __forceinline__ void load_first(const struct block &b, const s
     f.k[1] = load_shared(at + 512);
 }
 
-/*
- * One segment: acc = the chain over `units` stages, whose first two fragments are loaded; `more`:
- * other units of the tile follow, and the first two of their fragments are loaded here too.
- */
+/* acc = (FIRST) or += the products of one unit, whose first two fragments are loaded; the next
+ * unit's first two are loaded here if it belongs to the tile (`ahead`). */
+template <int N, int GROUPS, bool FIRST>
+static __device__ __forceinline__ void
+multiply_unit(const struct work &w, const struct block &b, bool ahead, struct cursor *c,
+              struct barriers<N> &s, struct fragments &f, float (&acc)[N / 2])
+{
+    uint32_t stage = stage_at<N, GROUPS>(b, *c), at = stage + lane_at();
+    uint64_t tokens = descriptor(stage + GROUPS * GROUP_PANELS * UNIT_BYTES);
+    int32_t previous = previous_stage(w, *c);
+    next_stage(w, c);
+    mma_fence();
+    mma<N, !FIRST>(acc, f.k[0], tokens);
+    mma_commit();
+    mma_wait<2>();
+    f.k[2] = load_shared(at + 1024);
+    mma_fence();
+    mma<N, true>(acc, f.k[1], tokens + (256 >> 4));
+    mma_commit();
+    mma_wait<2>();
+    if (!FIRST) release(&s.empty[previous]);
+    f.k[3] = load_shared(at + 1536);
+    mma_fence();
+    mma<N, true>(acc, f.k[2], tokens + (512 >> 4));
+    mma_commit();
+    at = stage_at<N, GROUPS>(b, *c) + lane_at();
+    if (ahead) barrier_wait(&s.full[c->stage], c->phase);
+    mma_wait<2>();
+    if (ahead) f.k[0] = load_shared(at);
+    mma_fence();
+    mma<N, true>(acc, f.k[3], tokens + (768 >> 4));
+    mma_commit();
+    mma_wait<2>();
+    if (ahead) f.k[1] = load_shared(at + 512);
+}
+
+/* One segment: acc = the chain over `units` stages; `more`: others of the tile follow. */
 template <int N, int GROUPS>
 static __device__ __forceinline__ void
 chain(const struct work &w, const struct block &b, int32_t units, bool more, struct cursor *c,
       struct barriers<N> &s, struct fragments &f, float (&acc)[N / 2])
 {
-    const int WEIGHT_BYTES = GROUPS * GROUP_PANELS * UNIT_BYTES;
-#pragma unroll
-    for (int j = 0; j < N / 2; j++) acc[j] = 0.0f;
-    int32_t previous = c->stage;
-    for (int32_t u = 0; u < units; u++) {
-        uint32_t stage = stage_at<N, GROUPS>(b, *c), at = stage + lane_at();
-        uint64_t tokens = descriptor(stage + WEIGHT_BYTES);
-        struct cursor next = *c;
-        next_stage(w, &next);
-        bool ahead = u + 1 < units || more;
-        mma_fence();
-        mma<N>(acc, f.k[0], tokens);
-        mma_commit();
-        mma_wait<2>();
-        f.k[2] = load_shared(at + 1024);
-        mma_fence();
-        mma<N>(acc, f.k[1], tokens + (256 >> 4));
-        mma_commit();
-        mma_wait<2>();
-        if (u > 0) release(&s.empty[previous]);
-        f.k[3] = load_shared(at + 1536);
-        mma_fence();
-        mma<N>(acc, f.k[2], tokens + (512 >> 4));
-        mma_commit();
-        at = stage_at<N, GROUPS>(b, next) + lane_at();
-        if (ahead) barrier_wait(&s.full[next.stage], next.phase);
-        mma_wait<2>();
-        if (ahead) f.k[0] = load_shared(at);
-        mma_fence();
-        mma<N>(acc, f.k[3], tokens + (768 >> 4));
-        mma_commit();
-        mma_wait<2>();
-        if (ahead) f.k[1] = load_shared(at + 512);
-        previous = c->stage;
-        *c = next;
-    }
+    multiply_unit<N, GROUPS, true>(w, b, units > 1 || more, c, s, f, acc);
+    for (int32_t u = 1; u < units; u++)
+        multiply_unit<N, GROUPS, false>(w, b, u + 1 < units || more, c, s, f, acc);
     mma_wait<0>();
-    release(&s.empty[previous]);
+    release(&s.empty[previous_stage(w, *c)]);
 }
 
 /* Units of a segment. */
 static __device__ __forceinline__ int32_t units_of(const struct work &w, int32_t segment)
 {
-    return w.units * (segment + 1) / w.segments - w.units * segment / w.segments;
+    return (w.units * (segment + 1) >> w.segment_bits) - (w.units * segment >> w.segment_bits);
 }
 
 /* Whole tiles, one after another. */
-template <int N, int GROUPS>
+template <int N, int GROUPS, enum product_to TO>
 static __device__ __forceinline__ void consume(const struct work &w, const struct block &b,
                                                struct barriers<N> &s)
 {
     const int BATCH = N == 192 ? 8 : N == 64 || N == 16 ? 2 : 4;
     struct cursor c = {};
     struct fragments f;
-    int32_t turn = -1, token = -1;
-    for (int32_t i = b.tile; i < w.n_tiles; i += b.step) {
-        struct tile t = tile_at<N, GROUPS>(w, i);
-        if (t.token >= w.p.n) continue;
+    int32_t turn = -1, token = -1, warp = threadIdx.x / 32 - 4;
+    for (struct tile t = first_tile<N>(w); t.token < w.p.n; next_tile<N>(w, &t)) {
         float sum[N / 8][4] = {};
         load_first<N, GROUPS>(b, c, s, f);
         for (int32_t segment = 0, left = w.units; left > 0; segment++) {
@@ -446,14 +469,16 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
             if (w.p.squares) barrier_wait(&s.scales_full[turn % 2], turn / 2 % 2);
             previous_wait();
         }
-        int32_t in_tile = threadIdx.x % 4 * 2, panel = t.panel + (int)threadIdx.x / 32 - 4;
+        int32_t in_tile = threadIdx.x % 4 * 2, panel = t.row * GROUPS * GROUP_PANELS + warp;
         if (panel < w.panels)
 #pragma unroll
             for (int j = 0; j < N / 8; j += BATCH) {
                 struct place at = {panel, token + 8 * j + in_tile,
                                    w.p.squares ? s.scales[turn % 2] + 8 * j + in_tile : NULL};
                 if (token + 8 * j >= w.p.n) break;
-                finish<BATCH>(w, at, load_operands<BATCH>(w, at), sum + j);
+                struct operands<BATCH> o;
+                load_operands<TO, BATCH>(w, at, o);
+                finish<TO, BATCH>(w, at, o, sum + j);
             }
         __syncwarp();
     }
@@ -500,25 +525,24 @@ static __device__ __forceinline__ void add_segments(const struct work &w, uint32
 }
 
 /* SPLIT: one tile. */
-template <int N, int GROUPS>
+template <int N, int GROUPS, enum product_to TO>
 static __device__ __forceinline__ void consume_split(const struct work &w, const struct block &b,
                                                      int32_t per_block, uint32_t exchange,
                                                      struct barriers<N> &s)
 {
     const int PANELS = GROUPS * GROUP_PANELS;
-    struct tile t = tile_at<N, GROUPS>(w, b.tile);
+    struct tile tile = first_tile<N>(w);
     int32_t slot = threadIdx.x / 32 - 4;
     auto place_of = [&](int32_t slot) {
         int32_t part = b.rank * per_block + slot, token = part / PANELS * 8 + threadIdx.x % 4 * 2;
-        struct place at = {t.panel + part % PANELS, t.token + token,
+        struct place at = {tile.row * PANELS + part % PANELS, tile.token + token,
                            w.p.squares ? s.scales[0] + token : NULL};
         return at;
     };
     struct place at = place_of(slot);
     previous_wait();
-    struct operands<1> o = {
-    };
-    if (slot < per_block && at.panel < w.panels) o = load_operands<1>(w, at);
+    struct operands<1> o;
+    if (slot < per_block && at.panel < w.panels) load_operands<TO, 1>(w, at, o);
     consume_segments<N, GROUPS>(w, b, per_block, exchange, s);
     __syncwarp();
     cluster_arrive();
@@ -527,10 +551,10 @@ static __device__ __forceinline__ void consume_split(const struct work &w, const
     while (slot < per_block) {
         float sum[1][4];
         add_segments(w, exchange + slot * w.segments * 512, sum[0]);
-        if (at.panel < w.panels) finish<1>(w, at, o, sum);
+        if (at.panel < w.panels) finish<TO, 1>(w, at, o, sum);
         slot += PANELS;
         at = place_of(slot);
-        if (slot < per_block && at.panel < w.panels) o = load_operands<1>(w, at);
+        if (slot < per_block && at.panel < w.panels) load_operands<TO, 1>(w, at, o);
     }
 }
 
@@ -560,7 +584,7 @@ template <int N, int GROUPS> struct registers {
     static const int many = N == 192 ? 232 : N == 128 ? (GROUPS == 2 ? 224 : 200) : 104;
 };
 
-template <int N, int GROUPS, int BLOCKS, bool SPLIT>
+template <int N, int GROUPS, int BLOCKS, bool SPLIT, enum product_to TO>
 static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
     gemm_kernel(const __grid_constant__ struct work w)
 {
@@ -570,8 +594,7 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
     typedef struct registers<N, GROUPS> registers;
     const int PANELS = GROUPS * GROUP_PANELS, STAGE_BYTES = PANELS * UNIT_BYTES + N * 128;
     int32_t cluster = SPLIT ? w.cluster : 1, per_block = PANELS * (N / 8) / cluster;
-    struct block b = {shared_address(memory), (int32_t)blockIdx.x % cluster,
-                      (int32_t)blockIdx.x / cluster, (int32_t)gridDim.x / cluster};
+    struct block b = {shared_address(memory), (int32_t)blockIdx.x % cluster};
     b.first_unit = w.units * (w.segments * b.rank / cluster) / w.segments;
     b.end_unit = w.units * (w.segments * (b.rank + 1) / cluster) / w.segments;
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
@@ -596,9 +619,9 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
         if constexpr (registers::few > 0)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers::many));
         if (SPLIT)
-            consume_split<N, GROUPS>(w, b, per_block, b.ring + w.stages * STAGE_BYTES, s);
+            consume_split<N, GROUPS, TO>(w, b, per_block, b.ring + w.stages * STAGE_BYTES, s);
         else
-            consume<N, GROUPS>(w, b, s);
+            consume<N, GROUPS, TO>(w, b, s);
     }
 #endif
 }
@@ -606,14 +629,17 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
 /* ---- which kernel for which shape ---- */
 
 struct variant {
-    void (*kernel)(const struct work);
-    int32_t tokens, groups, blocks; /* blocks: that fit a multiprocessor's registers */
+    void (*kernels[3])(const struct work); /* by enum product_to */
+    int32_t tokens, groups, blocks;        /* blocks: that fit a multiprocessor's registers */
     bool split;
 };
 
-#define VARIANT(N, GROUPS, BLOCKS, SPLIT)                               \
-    {                                                                   \
-        gemm_kernel<N, GROUPS, BLOCKS, SPLIT>, N, GROUPS, BLOCKS, SPLIT \
+#define VARIANT(N, GROUPS, BLOCKS, SPLIT)                    \
+    {                                                        \
+        {gemm_kernel<N, GROUPS, BLOCKS, SPLIT, TO_ROWS>,     \
+         gemm_kernel<N, GROUPS, BLOCKS, SPLIT, TO_RESIDUAL>, \
+         gemm_kernel<N, GROUPS, BLOCKS, SPLIT, TO_ACT>},     \
+            N, GROUPS, BLOCKS, SPLIT                         \
     }
 
 static const struct variant variants[] = {
@@ -659,13 +685,12 @@ static void launch(struct backend *b, const struct product *p, const struct vari
     struct work w = {*p, p->m->data, (int32_t)p->m->rows, (int32_t)(p->m->padded / K_UNIT)};
     w.panels = (int32_t)p->m->panels;
     w.segments = n_segments(p->m->padded);
+    while (1 << w.segment_bits < w.segments) w.segment_bits++;
     w.cluster = cluster;
     w.row_tiles = parts(w.panels, panels);
-    w.token_tiles = parts(p->n, v->tokens);
-    int32_t bands = v->split ? 1 : parts(w.token_tiles, 12);
-    w.band = parts(w.token_tiles, bands);
-    w.n_tiles = w.row_tiles * w.band * bands;
-    int32_t units = most_units(&w), blocks = v->blocks, clusters = w.n_tiles;
+    int32_t token_tiles = parts(p->n, v->tokens), bands = v->split ? 1 : parts(token_tiles, 12);
+    w.band = parts(token_tiles, bands);
+    int32_t units = most_units(&w), blocks = v->blocks, clusters = w.row_tiles * w.band * bands;
     if (v->split) exchange = panels * v->tokens / 8 / cluster * w.segments * 512;
     int32_t least = units < MIN_STAGES ? units : MIN_STAGES;
     while (blocks > 1 && stages_for(v, blocks, exchange) < least) blocks--;
@@ -675,6 +700,7 @@ static void launch(struct backend *b, const struct product *p, const struct vari
         int32_t most = b->multiprocessors * blocks / w.band * w.band;
         clusters = clusters < most ? clusters : most;
     }
+    w.step = clusters / w.band;
     size_t bytes =
         (size_t)w.stages * (size_t)(panels * UNIT_BYTES + v->tokens * 128) + (size_t)exchange;
     cudaLaunchAttribute attributes[2] = {};
@@ -691,10 +717,10 @@ static void launch(struct backend *b, const struct product *p, const struct vari
     config.attrs = attributes;
     config.numAttrs = w.cluster > 1 ? 2 : 1;
     if (cuda_good(b,
-                  cudaFuncSetAttribute(v->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       (int)bytes),
+                  cudaFuncSetAttribute(v->kernels[p->to],
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                   "shared memory for a matrix product"))
-        cuda_good(b, cudaLaunchKernelEx(&config, v->kernel, w), "a matrix product");
+        cuda_good(b, cudaLaunchKernelEx(&config, v->kernels[p->to], w), "a matrix product");
 }
 
 static const struct variant *variant_of(int32_t tokens, int32_t groups, bool split)

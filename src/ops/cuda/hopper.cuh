@@ -81,6 +81,14 @@ static __device__ __forceinline__ void copy(uint32_t to, const void *from, uint3
                  : "memory");
 }
 
+/* 16 bytes on their way into shared memory; zeros if they are not `there`. */
+static __device__ __forceinline__ void copy_piece(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void store_in_cluster(uint32_t address, const float *v)
 {
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]),
@@ -131,26 +139,31 @@ static __device__ __forceinline__ uint64_t descriptor(uint32_t address)
                 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define R96 R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" \
                 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define MMA(tokens, registers, a, descriptor_at)                                              \
+#define MMA(tokens, registers, a, descriptor_at, add_at, transposed_at)                       \
+    "{\n.reg .pred add;\nsetp.ne.b32 add, " add_at ", 0;\n"                                   \
     "wgmma.mma_async.sync.aligned.m64n" tokens "k16.f32.bf16.bf16 {" registers "}, {" a "}, " \
-    descriptor_at ", 1, 1, 1, 0;"
-#define OPERANDS "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b)
-/* clang-format on */
+    descriptor_at ", add, 1, 1, " transposed_at ";\n}"
+#define OPERANDS "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "n"((int)ADD), "n"((int)TRANSPOSED)
 
-/* d += a b for a warpgroup's 64 rows, N tokens and 16 columns */
-template <int N>
+/* d = a b, or d += a b (ADD), for a warpgroup's 64 rows, N tokens and 16 columns. TRANSPOSED: b
+ * has its N side by side, not its K. */
+template <int N, bool ADD, bool TRANSPOSED = false>
 static __device__ __forceinline__ void mma(float (&d)[N / 2], const uint4 &a, uint64_t b)
 {
-    if constexpr (N == 16) asm volatile(MMA("16", R8, "%8,%9,%10,%11", "%12") : D8(0) : OPERANDS);
+    if constexpr (N == 16)
+        asm volatile(MMA("16", R8, "%8,%9,%10,%11", "%12", "%13", "%14") : D8(0) : OPERANDS);
     if constexpr (N == 32)
-        asm volatile(MMA("32", R16, "%16,%17,%18,%19", "%20") : D16(0) : OPERANDS);
+        asm volatile(MMA("32", R16, "%16,%17,%18,%19", "%20", "%21", "%22") : D16(0) : OPERANDS);
     if constexpr (N == 64)
-        asm volatile(MMA("64", R32, "%32,%33,%34,%35", "%36") : D32(0) : OPERANDS);
+        asm volatile(MMA("64", R32, "%32,%33,%34,%35", "%36", "%37", "%38") : D32(0) : OPERANDS);
     if constexpr (N == 128)
-        asm volatile(MMA("128", R64, "%64,%65,%66,%67", "%68") : D64(0) : OPERANDS);
+        asm volatile(MMA("128", R64, "%64,%65,%66,%67", "%68", "%69", "%70") : D64(0) : OPERANDS);
     if constexpr (N == 192)
-        asm volatile(MMA("192", R96, "%96,%97,%98,%99", "%100") : D64(0), D32(64) : OPERANDS);
+        asm volatile(MMA("192", R96, "%96,%97,%98,%99", "%100", "%101", "%102")
+                     : D64(0), D32(64)
+                     : OPERANDS);
 }
+/* clang-format on */
 
 #undef D4
 #undef D8
