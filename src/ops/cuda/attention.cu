@@ -66,7 +66,6 @@ static __device__ __forceinline__ struct share find_share(const struct attention
  * [2 halves of the rows][D / 8][32 lanes][2], begin the dynamic part. */
 struct running {
     float max[GROUP_ROWS], sum[GROUP_ROWS];
-    int turn; /* the chunk that merges next */
 };
 
 /* A chunk's result to its slot: values [n_rows][D], maxima, sums. */
@@ -89,16 +88,15 @@ static __device__ __forceinline__ void store_slot(float *slot, int n_rows, const
     }
 }
 
-/* Merges a warp's chunk when its turn has come. */
+/* Merges a warp's chunk, of `end` in all, when its turn has come: each warp has a named barrier, at
+ * which it meets the one that had the chunk before. */
 template <int D>
 static __device__ __forceinline__ void merge_in_turn(struct running *run, float *values, int n_rows,
-                                                     int chunk, const struct chunk &c,
+                                                     int chunk, int end, const struct chunk &c,
                                                      const float o[D / 8][4])
 {
-    int lane = threadIdx.x % 32;
-    shared_await(&run->turn, chunk);
-    __syncwarp();
-    __threadfence_block();
+    int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    if (chunk > 0) sync_named(1 + chunk % warps, 64);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         int row = lane / 4 + 8 * j;
@@ -116,9 +114,7 @@ static __device__ __forceinline__ void merge_in_turn(struct running *run, float 
         }
         if (lane % 4 == 0) run->max[row] = max, run->sum[row] = sum;
     }
-    __threadfence_block();
-    __syncwarp();
-    if (lane == 0) *(volatile int *)&run->turn = chunk + 1;
+    if (chunk + 1 < end) arrive_named(1 + (chunk + 1) % warps, 64);
 }
 
 /* What block 0 has merged: to the output, or to slot 0 if others have more. */
@@ -258,8 +254,6 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
         copy_commit();
     };
     int chunk = s.begin + warp, page = chunk_page(table, chunk, s.n_keys);
-    if (threadIdx.x == 0) run.turn = s.begin;
-    __syncthreads();
     previous_wait();
     load(keys, p.keys, chunk, page);
     load(values, p.values, chunk, page);
@@ -295,7 +289,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
         __syncwarp();
         load(values, p.values, chunk + warps, page);
         if (s.split == 0)
-            merge_in_turn<D>(&run, (float *)memory, s.n_rows, chunk, c, o);
+            merge_in_turn<D>(&run, (float *)memory, s.n_rows, chunk, s.end, c, o);
         else
             store_slot<D>(s.slots + (1 + chunk - s.after) * p.slot_floats, s.n_rows, o, c.max,
                           c.sum);

@@ -183,6 +183,12 @@ static __device__ __forceinline__ void write_tile(const struct attention &p, con
     }
 }
 
+/* All warps of a block, which come to it in different places. */
+template <int D> static __device__ __forceinline__ void sync_tile()
+{
+    sync_named(1, 32 * (tile_shape<D>::WARPS + 1));
+}
+
 /* Grid: kv heads, tiles. */
 template <int D>
 static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
@@ -219,14 +225,14 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
         if (ahead) load(0, buffers);
         for (int c = 0; c < n_chunks; c++) {
             if (!ahead) {
-                __syncthreads();
+                sync_tile<D>();
                 load(c, buffers);
             }
             copy_wait<0>();
-            __syncthreads();
+            sync_tile<D>();
             if (ahead && c + 1 < n_chunks) load(c + 1, buffers + (c + 1) % 2 * ahead);
         }
-        __syncthreads();
+        sync_tile<D>();
         return;
     }
     uint32_t q[D / 16][4];
@@ -242,14 +248,14 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
     }
     float o[D / 8][4] = {}, running_max[2] = {-INFINITY, -INFINITY}, running_sum[2] = {};
     for (int c = 0; c < n_chunks; c++) {
-        if (!ahead) __syncthreads();
-        __syncthreads();
+        if (!ahead) sync_tile<D>();
+        sync_tile<D>();
         const bf16 *keys = buffers + c % 2 * ahead;
         if (rows.most > c * CHUNK_KEYS)
             take_chunk<D>(p, rows, c * CHUNK_KEYS, q, shared_q, keys, keys + shape::CHUNK,
                           running_max, running_sum, o);
     }
-    __syncthreads(); /* nobody reads the buffers now */
+    sync_tile<D>(); /* nobody reads the buffers now */
     write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
 }
 
@@ -408,7 +414,7 @@ static __global__ void __launch_bounds__(warpgroup_shape<D>::THREADS, 1)
     if (warp >= shape::WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         load_chunks<D>(p, t, n_chunks, buffers, full, empty);
-        __syncthreads();
+        sync_named(1, shape::THREADS);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -424,7 +430,7 @@ static __global__ void __launch_bounds__(warpgroup_shape<D>::THREADS, 1)
         take_chunk_together<D>(p, rows, c * CHUNK_KEYS, q, buffers + stage * 2 * shape::HALF,
                                &empty[stage], running_max, running_sum, o);
     }
-    __syncthreads(); /* nobody reads the buffers now */
+    sync_named(1, shape::THREADS); /* nobody reads the buffers now */
     write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
 #endif
 }

@@ -35,8 +35,10 @@ static __device__ __forceinline__ void set_up(const struct decode_args &a, const
             share->count[j] = p.units * (segment + 1) / p.segments - share->unit[j];
         }
     }
-    if (warp < WARPS && lane == 0) m.s->taken[warp] = 0;
-    if (warp < WARPS && lane < a.n_slots) arrival_begin(&m.s->full[warp][lane]);
+    if (warp < WARPS && lane < a.n_slots) {
+        arrival_begin(&m.s->full[warp][lane]);
+        arrival_begin(&m.s->empty[warp][lane]);
+    }
     arrivals_begun();
     __syncthreads();
 }

@@ -90,8 +90,7 @@ struct share {
 struct shared {
     float4 sums[FINISHERS][16][32]; /* [segment, or 8 * panel of the group + segment] */
     float scores[8][SCORES];
-    uint64_t full[WARPS][MOST_SLOTS];
-    int32_t taken[WARPS]; /* slabs that a warp is done with */
+    uint64_t full[WARPS][MOST_SLOTS], empty[WARPS][MOST_SLOTS]; /* barriers of the rings' slots */
     struct share shares[WARPS][N_PHASES];
     float scales[MOST_TOKENS];
     int32_t positions[MOST_TOKENS];
@@ -183,9 +182,9 @@ static __device__ void copy_weights(const struct decode_args &a, const struct me
     uint8_t *ring = m.ring + warp * a.n_slots * SLOT;
     struct stream w = {-1, DOWN, 0, 0, 0, false}; /* before the first layer */
     int32_t slot = 0, behind = 0, issued = 0;     /* behind: the slot of slab issued - IN_FLIGHT */
-    uint32_t parity = 0;                          /* of behind */
+    uint32_t parity = 0, emptied = 1;             /* of behind; of slot, a lap ago */
     for (next_phase(&w, a, shares); !w.ended;) {
-        bool full = issued - *(volatile int32_t *)&m.s->taken[warp] >= a.n_slots;
+        bool full = issued >= a.n_slots && !has_come(&m.s->empty[warp][slot], emptied);
         if (full || (issued >= IN_FLIGHT && !has_come(&m.s->full[warp][behind], parity))) {
             __nanosleep(40); /* the others need the issue slots */
             continue;
@@ -200,7 +199,7 @@ static __device__ void copy_weights(const struct decode_args &a, const struct me
         bulk_copy(ring + slot * SLOT, matrix + unit * UNIT_BYTES, (uint32_t)(n * UNIT_BYTES),
                   &m.s->full[warp][slot]);
         issued++;
-        if (++slot == a.n_slots) slot = 0;
+        if (++slot == a.n_slots) slot = 0, emptied ^= 1;
         next_slab(&w, a, shares);
     }
 }
@@ -210,7 +209,11 @@ struct place {
     uint32_t slot, slots_end; /* shared addresses, of this lane's first 16 bytes */
     uint32_t barrier;         /* of the slot */
     uint32_t parity, ring_bytes, barrier_bytes;
-    int32_t taken;
+};
+
+/* A slab that has come. */
+struct slab {
+    uint32_t at, full; /* shared addresses: of this lane's first 16 bytes, of its slot's barrier */
 };
 
 static __device__ __forceinline__ struct place first_place(const struct decode_args &a,
@@ -224,18 +227,16 @@ static __device__ __forceinline__ struct place first_place(const struct decode_a
     w.barrier = shared_address(&m.s->full[warp][0]);
     w.barrier_bytes = (uint32_t)(a.n_slots * (int)sizeof(uint64_t));
     w.parity = 0;
-    w.taken = 0;
     return w;
 }
 
-/* The next slab's shared address, once it is there. */
-static __device__ __forceinline__ uint32_t take_slab(struct place *w)
+/* The next slab, once it is there. */
+static __device__ __forceinline__ struct slab take_slab(struct place *w)
 {
-    uint32_t slab = w->slot;
+    struct slab slab = {w->slot, w->barrier};
     wait_copy(w->barrier, w->parity);
     w->slot += SLOT;
     w->barrier += (uint32_t)sizeof(uint64_t);
-    w->taken++;
     if (w->slot == w->slots_end) {
         w->slot -= w->ring_bytes;
         w->barrier -= w->barrier_bytes;
@@ -244,12 +245,11 @@ static __device__ __forceinline__ uint32_t take_slab(struct place *w)
     return slab;
 }
 
-/* What was taken may be written over. */
-static __device__ __forceinline__ void give_back_slabs(const struct place &w,
-                                                       const struct memory &m)
+/* It may be written over, when the whole warp has come here. */
+static __device__ __forceinline__ void give_back(const struct slab &slab)
 {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) *(volatile int32_t *)&m.s->taken[threadIdx.x / 32] = w.taken;
+    if (threadIdx.x % 32 == 0) arrive_copy(slab.full + (uint32_t)sizeof(((struct shared *)0)->full));
 }
 
 /* The A fragments of a K_UNIT. */

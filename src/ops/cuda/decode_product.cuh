@@ -58,20 +58,21 @@ static __device__ __forceinline__ void multiply_batch(struct place *w, const str
 #pragma unroll
     for (int s = 0; s < BATCH_SLABS; s++) {
         if (s * SLAB_UNITS < n) {
-            uint32_t slab = take_slab(w), second = PAIR ? take_slab(w) : 0;
+            const struct slab slab = take_slab(w), second = PAIR ? take_slab(w) : slab;
 #pragma unroll
             for (int u = s * SLAB_UNITS; u < (s + 1) * SLAB_UNITS; u++) {
                 if (u >= n) break;
                 uint4 f[4], g[4];
-                load_fragments(slab + UNIT_BYTES * (u % SLAB_UNITS), f);
+                load_fragments(slab.at + UNIT_BYTES * (u % SLAB_UNITS), f);
                 if (PAIR) {
-                    load_fragments(second + UNIT_BYTES * (u % SLAB_UNITS), g);
+                    load_fragments(second.at + UNIT_BYTES * (u % SLAB_UNITS), g);
                     multiply_two(f, g, in[u], c[0], c[1]);
                 } else {
                     multiply_unit(f, in[u], c[0]);
                 }
             }
-            give_back_slabs(*w, m);
+            give_back(slab);
+            if (PAIR) give_back(second);
         }
         if constexpr (!PAIR) {
             if (next_left == 0) continue;

@@ -138,6 +138,14 @@ static __device__ __forceinline__ void wait_copy(uint32_t barrier, uint32_t pari
 #endif
 }
 
+/* Arrives at a barrier as a copy does. */
+static __device__ __forceinline__ void arrive_copy(uint32_t barrier)
+{
+#ifndef NEEDS_HOPPER
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
 /* One copy at a time arrives at it. */
 static __device__ __forceinline__ void arrival_begin(uint64_t *barrier)
 {
@@ -181,13 +189,6 @@ static __device__ __forceinline__ void sync_named(int id, int threads)
 static __device__ __forceinline__ void arrive_named(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/* Until another warp has put that value there, in shared memory. */
-static __device__ __forceinline__ void shared_await(const int *value, int target)
-{
-    while (*(const volatile int *)value != target) {
-    }
 }
 
 /* Counts up in global memory; what the block has written and synchronised on is seen by who awaits

@@ -137,6 +137,11 @@ static inline void wait_copy(uint32_t barrier, uint32_t parity)
     emulator::wait([=] { return has_come(at, parity); });
 }
 
+static inline void arrive_copy(uint32_t barrier)
+{
+    ++*(uint64_t *)at_shared(barrier);
+}
+
 static inline void arrival_begin(uint64_t *barrier)
 {
     *barrier = 0;
@@ -155,11 +160,6 @@ static inline void next_launch()
 static inline float exp2_normal(float x)
 {
     return exp2f(x);
-}
-
-static inline void shared_await(const int *value, int target)
-{
-    emulator::wait([=] { return *(const volatile int *)value == target; });
 }
 
 static inline void sync_named(int id, int threads)
