@@ -183,12 +183,6 @@ static __device__ __forceinline__ void write_tile(const struct attention &p, con
     }
 }
 
-/* All warps of a block, which come to it in different places. */
-template <int D> static __device__ __forceinline__ void sync_tile()
-{
-    sync_named(1, 32 * (tile_shape<D>::WARPS + 1));
-}
-
 /* Grid: kv heads, tiles. */
 template <int D>
 static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
@@ -221,20 +215,8 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
     previous_wait();
     bf16 *shared_q = buffers + p.stages * 2 * shape::CHUNK + warp * 16 * row_stride<D>();
     int ahead = p.stages > 1 ? 2 * shape::CHUNK : 0;
-    if (warp == shape::WARPS) { /* chunk c + 1 is loaded while the others are at c */
-        if (ahead) load(0, buffers);
-        for (int c = 0; c < n_chunks; c++) {
-            if (!ahead) {
-                sync_tile<D>();
-                load(c, buffers);
-            }
-            copy_wait<0>();
-            sync_tile<D>();
-            if (ahead && c + 1 < n_chunks) load(c + 1, buffers + (c + 1) % 2 * ahead);
-        }
-        sync_tile<D>();
-        return;
-    }
+    bool loads = warp == shape::WARPS; /* chunk c + 1, while the others are at c */
+    if (loads && ahead) load(0, buffers);
     uint32_t q[D / 16][4];
     load_queries<D>(q, p, from[0], from[1]);
     if (shape::SHARED_Q) {
@@ -248,15 +230,20 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
     }
     float o[D / 8][4] = {}, running_max[2] = {-INFINITY, -INFINITY}, running_sum[2] = {};
     for (int c = 0; c < n_chunks; c++) {
-        if (!ahead) sync_tile<D>();
-        sync_tile<D>();
+        if (!ahead) __syncthreads();
+        if (loads && !ahead) load(c, buffers);
+        if (loads) copy_wait<0>();
+        __syncthreads();
         const bf16 *keys = buffers + c % 2 * ahead;
-        if (rows.most > c * CHUNK_KEYS)
+        if (loads && ahead && c + 1 < n_chunks)
+            load(c + 1, buffers + (c + 1) % 2 * ahead);
+        else if (!loads && rows.most > c * CHUNK_KEYS)
             take_chunk<D>(p, rows, c * CHUNK_KEYS, q, shared_q, keys, keys + shape::CHUNK,
                           running_max, running_sum, o);
     }
-    sync_tile<D>(); /* nobody reads the buffers now */
-    write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
+    __syncthreads(); /* nobody reads the buffers now */
+    if (!loads)
+        write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
 }
 
 /* ---- tiles of Hopper ------------------------------------------------------------------------- */
@@ -377,6 +364,7 @@ take_chunk_together(const struct attention &p, const struct tile_rows &rows, int
             merge_factors(&running_max[j], &running_sum[j], c.max[j], c.sum[j], &old[j], &add[j]);
     }
     mma_wait<0>();
+    __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
     if (!some) return;
 #pragma unroll
@@ -414,7 +402,6 @@ static __global__ void __launch_bounds__(warpgroup_shape<D>::THREADS, 1)
     if (warp >= shape::WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         load_chunks<D>(p, t, n_chunks, buffers, full, empty);
-        sync_named(1, shape::THREADS);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -430,7 +417,7 @@ static __global__ void __launch_bounds__(warpgroup_shape<D>::THREADS, 1)
         take_chunk_together<D>(p, rows, c * CHUNK_KEYS, q, buffers + stage * 2 * shape::HALF,
                                &empty[stage], running_max, running_sum, o);
     }
-    sync_named(1, shape::THREADS); /* nobody reads the buffers now */
+    sync_named(1, 32 * shape::WARPS); /* nobody reads the buffers now, and all copies have come */
     write_tile<D>(p, t, first, end_row, (float *)memory + warp * 16 * D, o, running_sum);
 #endif
 }

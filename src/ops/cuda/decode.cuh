@@ -245,11 +245,14 @@ static __device__ __forceinline__ struct slab take_slab(struct place *w)
     return slab;
 }
 
-/* It may be written over, when the whole warp has come here. */
-static __device__ __forceinline__ void give_back(const struct slab &slab)
+/* One slab, or two, may be written over when the whole warp has come here. */
+static __device__ __forceinline__ void give_back(const struct slab &first,
+                                                 const struct slab &second, bool both)
 {
+    int lane = threadIdx.x % 32;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive_copy(slab.full + (uint32_t)sizeof(((struct shared *)0)->full));
+    if (lane < 1 + both)
+        arrive_copy((lane ? second : first).full + (uint32_t)sizeof(((struct shared *)0)->full));
 }
 
 /* The A fragments of a K_UNIT. */

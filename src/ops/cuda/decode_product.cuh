@@ -71,8 +71,7 @@ static __device__ __forceinline__ void multiply_batch(struct place *w, const str
                     multiply_unit(f, in[u], c[0]);
                 }
             }
-            give_back(slab);
-            if (PAIR) give_back(second);
+            give_back(slab, second, PAIR);
         }
         if constexpr (!PAIR) {
             if (next_left == 0) continue;
@@ -266,32 +265,6 @@ static __device__ __forceinline__ void store_sums(const struct decode_end &e, in
     }
 }
 
-/* token_scale of all tokens, each finisher's at the same time. */
-static __device__ __forceinline__ void find_scales(const struct decode_args &a,
-                                                   const struct memory &m)
-{
-    enum { EACH = (MOST_TOKENS + FINISHERS - 1) / FINISHERS };
-    int first = threadIdx.x / 32 - WARPS, lane = threadIdx.x % 32;
-    float sum[EACH] = {};
-#pragma unroll 4
-    for (int32_t p = lane; p < a.hidden_panels; p += 32)
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            int token = first + i * FINISHERS;
-            if (token < a.n) sum[i] += __ldcg(a.squares + token * a.hidden_panels + p);
-        }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        if (first + i * FINISHERS >= a.n) break;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2)
-            sum[i] += __shfl_xor_sync(~0u, sum[i], offset);
-        float scale = 1.0f / sqrtf(sum[i] / (float)a.hidden + a.eps);
-        if (lane == 0) m.s->scales[first + i * FINISHERS] = scale;
-    }
-    sync_named(SYNC_FINISHING, 32 * FINISHERS);
-}
-
 static __device__ __forceinline__ void finish_phase(const struct decode_args &a,
                                                     const struct memory &m, int phase,
                                                     const struct decode_end &end, unsigned target)
@@ -302,7 +275,15 @@ static __device__ __forceinline__ void finish_phase(const struct decode_args &a,
     int32_t groups = share.groups, n_sums = whole ? 16 : 8;
     wait_all(a, target);
     if (groups == 0) return;
-    if (end.to != TO_RESIDUAL) find_scales(a, m);
+    if (end.to != TO_RESIDUAL) {
+#pragma unroll 1
+        for (int token = turn; token < a.n; token += FINISHERS) {
+            float scale =
+                token_scale(a.squares + token * a.hidden_panels, a.hidden_panels, a.hidden, a.eps);
+            if (lane == 0) m.s->scales[token] = scale;
+        }
+        sync_named(SYNC_FINISHING, 32 * FINISHERS);
+    }
 #pragma unroll 1
     for (int32_t group = turn; group < groups; group += FINISHERS) {
         int32_t panel = share.panel + (whole ? group : 2 * group);

@@ -356,6 +356,7 @@ static __device__ __forceinline__ void produce_scales(const struct work &w, cons
 /* One lane of each warp says that its warp has read a stage. */
 static __device__ __forceinline__ void release(uint64_t *empty)
 {
+    __syncwarp(); /* what other lanes have read, they have read */
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
