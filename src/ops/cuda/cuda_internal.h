@@ -234,7 +234,8 @@ void matrix_product(struct backend *b, const struct product *p);
 
 /* Whether this device has it. */
 bool has_gemm(const struct backend *b);
-/* A product for more than 8 tokens on Hopper; p->in is in cores order. False on other devices. */
+/* A product for more than 8 tokens on Hopper; p->in and p->out are in cores order. False on other
+ * devices. */
 bool gemm_run(struct backend *b, const struct product *p);
 
 /* ---- rows.cu ---- */
