@@ -68,6 +68,59 @@ static __device__ __forceinline__ void embed_phase(const struct decode_args &a)
         }
 }
 
+/* The number of a step's phases. */
+static __device__ __forceinline__ int phase_of(const struct decode_args &a, int32_t i)
+{
+    return i < 4 * a.n_layers ? i % 4 : HEAD;
+}
+
+/* What the computing warps do in a step. */
+template <int D>
+static __device__ __forceinline__ void compute(const struct decode_args &a, const struct memory &m)
+{
+    struct place w = first_place(a, m);
+    unsigned target = a.before;
+    const struct task task = find_task(a, m, (int32_t)blockIdx.x); /* of all layers */
+    int page = (int)threadIdx.x;
+    if (task.token >= 0 && page < CHUNK_KEYS / KV_BLOCK) {
+        int32_t key = task.chunk * CHUNK_KEYS + page * KV_BLOCK;
+        m.s->pages[page] = key < m.s->positions[task.token] ? page_of(a, task, key) : 0;
+    }
+    embed_phase(a);
+    arrive(a, &target);
+#pragma unroll 1
+    for (int32_t i = 0;; i++) {
+        int phase = phase_of(a, i);
+        product_phase(&w, a, m, phase, target);
+        if (phase == HEAD) return;
+        if (phase == QKV) {
+            const struct decode_layer &layer = m.layers[i / 4];
+            uint32_t tag = a.first_tag + i / 4;
+            if (task.token >= 0) {
+                begin_task<D>(a, m, layer, task, m.s->pages);
+                attention_phase<D>(a, m, layer, task, tag);
+            }
+            merge_phase<D>(a, m, tag);
+        }
+        arrive(a, &target);
+    }
+}
+
+/* And the finishers. */
+static __device__ __forceinline__ void finish(const struct decode_args &a, const struct memory &m)
+{
+    unsigned target = a.before;
+    arrive(a, &target);
+#pragma unroll 1
+    for (int32_t i = 0;; i++) {
+        int phase = phase_of(a, i);
+        const struct decode_layer &layer = m.layers[phase == HEAD ? 0 : i / 4];
+        finish_phase(a, m, phase, end_of_phase(a, layer, phase, a.first_tag + i / 4), target);
+        if (phase == HEAD) return;
+        arrive(a, &target);
+    }
+}
+
 template <int D>
 static __global__ void __launch_bounds__(ALL_THREADS, 1)
     decode_kernel(const __grid_constant__ struct decode_args a)
@@ -82,40 +135,16 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     m.stage = (float *)m.q;
     m.layers = (struct decode_layer *)(m.v + CHUNK_KEYS * row_stride<D>());
     set_up(a, m);
-    if (threadIdx.x >= WORKING_THREADS) {
-        copy_weights(a, m);
+    if (threadIdx.x < THREADS) {
+        take_registers<COMPUTING_REGISTERS>();
+        compute<D>(a, m);
         return;
     }
-    bool computes = threadIdx.x < THREADS;
-    struct place w = first_place(a, m);
-    unsigned target = a.before;
-    const struct task task = find_task(a, m, (int32_t)blockIdx.x); /* of all layers */
-    int page = (int)threadIdx.x - THREADS;
-    if (task.token >= 0 && page >= 0 && page < CHUNK_KEYS / KV_BLOCK) {
-        int32_t key = task.chunk * CHUNK_KEYS + page * KV_BLOCK;
-        m.s->pages[page] = key < m.s->positions[task.token] ? page_of(a, task, key) : 0;
-    }
-    if (computes) embed_phase(a);
-    arrive(a, &target);
-#pragma unroll 1
-    for (int32_t i = 0;; i++) {
-        int phase = i < 4 * a.n_layers ? i % 4 : HEAD;
-        const struct decode_layer &layer = m.layers[phase == HEAD ? 0 : i / 4];
-        uint32_t tag = a.first_tag + i / 4;
-        if (computes)
-            product_phase(&w, a, m, phase, target);
-        else
-            finish_phase(a, m, phase, end_of_phase(a, layer, phase, tag), target);
-        if (phase == HEAD) return;
-        if (phase == QKV && computes) {
-            if (task.token >= 0) {
-                begin_task<D>(a, m, layer, task, m.s->pages);
-                attention_phase<D>(a, m, layer, task, tag);
-            }
-            merge_phase<D>(a, m, tag);
-        }
-        arrive(a, &target);
-    }
+    leave_registers<OTHER_REGISTERS>();
+    if (threadIdx.x < WORKING_THREADS)
+        finish(a, m);
+    else
+        copy_weights(a, m);
 }
 
 /* ---- the host's side --------------------------------------------------------------------- */

@@ -18,6 +18,8 @@ enum {
     THREADS = 32 * WARPS,
     WORKING_THREADS = THREADS + 32 * FINISHERS,
     ALL_THREADS = WORKING_THREADS + 32,
+    COMPUTING_REGISTERS = 200, /* of a thread; the warps come in fours for that */
+    OTHER_REGISTERS = 104,
     MOST_TOKENS = 8,
     UNIT_BYTES = 2048,              /* K_UNIT columns of a panel */
     SLAB_UNITS = 3,                 /* of a panel that are copied and multiplied at a time */

@@ -84,7 +84,8 @@ load_newest(const struct decode_args &a, const struct memory &m, const struct de
             const struct task &t, uint32_t tag)
 {
     struct turned<D> r;
-    const float *rope = a.step.rope + t.token * D;
+    const float *rope =
+        a.step.rope + (a.step.rope_by_position ? m.s->positions[t.token] : t.token) * D;
 #pragma unroll
     for (int i = 0; i < turned<D>::N; i++) {
         int j = min((int)threadIdx.x % 32 + 32 * i, D / 2 - 1);
@@ -242,7 +243,7 @@ static __device__ __forceinline__ void load_parts(const struct decode_args &a,
                                                   const struct memory &m, int64_t part, int32_t n,
                                                   uint32_t tag)
 {
-    enum { AT_ONCE = 3, PAIRS = (D / 2 + 31) / 32 };
+    enum { AT_ONCE = 6, PAIRS = (D / 2 + 31) / 32 };
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float2 *sums = (float2 *)m.s->scores;
 #pragma unroll 1

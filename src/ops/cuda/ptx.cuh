@@ -179,6 +179,23 @@ static __device__ __forceinline__ void next_launch()
 #endif
 }
 
+/* ---- registers: Hopper ----------------------------------------------------------------------- */
+
+/* From now on the warps of this group of four have N registers a thread: more, or fewer. */
+template <int N> static __device__ __forceinline__ void take_registers(void)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
+template <int N> static __device__ __forceinline__ void leave_registers(void)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
 /* ---- barriers and signals -------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void sync_named(int id, int threads)
