@@ -10,6 +10,7 @@
 static void prepare_rope(struct decoder *d, const struct step *s)
 {
     int32_t head_dim = d->config->shape.head_dim;
+    if (!d->rope_rows) return; /* the device has them all */
     for (int32_t t = 0; t < s->n_tokens; t++) {
         int32_t length = s->rope_lens ? s->rope_lens[t] : 0;
         rope_row(&d->rope, s->positions[t], length, d->rope_rows + (size_t)t * (size_t)head_dim);
@@ -191,12 +192,25 @@ static linnet_status load_rope(struct decoder *d, const struct tensor *freqs, li
             return error_memory(err, "RoPE frequencies", (size_t)s->head_dim * 2);
         dtype_to_f32(freqs->dtype, freqs->data, s->head_dim / 2, d->rope_divisors);
     }
-    d->rope_rows = mem_new((size_t)d->limits.max_tokens * (size_t)s->head_dim, sizeof(float));
-    if (!d->rope_rows)
-        return error_memory(err, "RoPE rows",
-                            (size_t)d->limits.max_tokens * (size_t)s->head_dim * sizeof(float));
     return rope_create(&d->config->rope, s->head_dim, d->limits.max_context, d->rope_divisors,
                        &d->rope, err);
+}
+
+/* Rows for the operations: all of them now, or room for those of a step. */
+static linnet_status share_rope(struct decoder *d, linnet_error *err)
+{
+    size_t head_dim = (size_t)d->config->shape.head_dim;
+    size_t tokens = (size_t)d->limits.max_tokens;
+    if (d->rope.table && d->ops->use_rope) {
+        struct vector *table;
+        int64_t n = (int64_t)d->limits.max_context * (int64_t)head_dim;
+        linnet_status status = d->ops->load_vector(d->backend, d->rope.table, n, &table, err);
+        if (status == LINNET_OK) d->ops->use_rope(d->backend, table);
+        return status;
+    }
+    d->rope_rows = mem_new(tokens * head_dim, sizeof(float));
+    if (d->rope_rows) return LINNET_OK;
+    return error_memory(err, "RoPE rows", tokens * head_dim * sizeof(float));
 }
 
 static void load_all(struct loader *l, const struct checkpoint *cp, const struct weights *w)
@@ -234,6 +248,7 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
     *d = (struct decoder){.config = config, .ops = ops, .limits = *limits, .layers = layers};
     status = load_rope(d, w.rope_freqs, err);
     if (status == LINNET_OK) status = ops->open(&config->shape, limits, pool, &d->backend, err);
+    if (status == LINNET_OK) status = share_rope(d, err);
     if (status == LINNET_OK) {
         struct loader l = {.d = d, .progress = progress, .user = user, .err = err};
         for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;

@@ -162,10 +162,14 @@ struct ops {
     int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits,
                             int32_t n_threads);
 
+    /* The rope rows of all positions, from load_vector, for models whose rows depend on nothing
+     * else; NULL: rows are wanted with every step. */
+    void (*use_rope)(struct backend *b, const struct vector *table);
+
     /* The step that the following operations belong to, and its rope rows [n_tokens, head_dim] (cos
-     * of the first half of the dimensions, then sin). `whole`: nobody looks at buffers before
-     * finish, so that a device may replay a recording of the same shape instead of the operations.
-     */
+     * of the first half of the dimensions, then sin), or NULL after use_rope. `whole`: nobody looks
+     * at buffers before finish, so that a device may replay a recording of the same shape instead
+     * of the operations. */
     void (*begin)(struct backend *b, const struct step *s, const float *rope, bool whole);
     /* x = rows of the embedding */
     void (*embed)(struct backend *b, const struct step *s, const struct matrix *embedding);
@@ -231,7 +235,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 4 }; /* grows with every change of this header */
+enum { OPS_ABI = 5 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };

@@ -119,7 +119,8 @@ struct device_step {
     int32_t *logit_rows;   /* [n_logits] */
     int32_t *tiles;        /* [attention_tiles, 4], 16-byte aligned, and */
     int32_t *singles;      /* [n_seqs]: see attention_plan */
-    float *rope;           /* [n_tokens, head_dim] */
+    const float *rope;     /* [n_tokens, head_dim]; or by position, */
+    bool rope_by_position; /* of all positions */
 };
 
 enum { MAX_GRAPH = 256 }; /* tokens of the largest step that is recorded */
@@ -179,6 +180,7 @@ struct backend {
     struct attention_memory attention;
     struct chosen *chosen; /* [max_logits] of the last step */
     struct device_step step;
+    const struct vector *rope; /* of all positions, or NULL */
     struct step now; /* the step being enqueued; its max_blocks is that of step.block_tables */
     struct steps *steps;
     struct decode *decode; /* NULL: this GPU or model has no such kernel */
@@ -284,6 +286,7 @@ void decode_run(struct backend *b, const struct step *s);
 bool step_open(struct backend *b);
 void step_close(struct backend *b);
 size_t step_bytes(const struct shape *shape, const struct limits *l);
+void step_use_rope(struct backend *b, const struct vector *table);
 void step_begin(struct backend *b, const struct step *s, const float *rope, bool whole);
 void step_embed(struct backend *b, const struct step *s, const struct matrix *embedding);
 void step_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w);

@@ -302,6 +302,7 @@ static const struct ops table = {
     cuda_embedding_bytes,
     cuda_cache_bytes,
     cuda_buffer_bytes,
+    step_use_rope,
     step_begin,
     step_embed,
     step_qkv,

@@ -95,8 +95,8 @@ void rows_prepare(struct backend *b, const struct vector *norm, const int32_t *r
 /* ---- RoPE and the cache ------------------------------------------------------------------ */
 
 struct rope_store {
-    const float *qkv, *rope, *q_norm, *k_norm;
-    const int32_t *slot_mapping;
+    struct device_step step;
+    const float *qkv, *q_norm, *k_norm;
     bf16 *q, *keys, *values;
     int32_t n_heads, n_kv_heads, head_dim;
     float eps;
@@ -111,14 +111,15 @@ static __global__ void __launch_bounds__(32 * HEADS) rope_store_kernel(struct ro
     previous_wait();
     if (head >= heads + p.n_kv_heads) return;
     const float *in = p.qkv + (token * (heads + p.n_kv_heads) + head) * p.head_dim;
-    const float *rope = p.rope + token * p.head_dim;
+    const float *rope =
+        p.step.rope + (p.step.rope_by_position ? p.step.positions[token] : token) * p.head_dim;
     if (head < p.n_heads) {
         rope_head(in, rope, p.q_norm, p.head_dim, p.eps,
                   p.q + (token * p.n_heads + head) * p.head_dim);
         return;
     }
     bool value = head >= heads;
-    bf16 *out = (value ? p.values : p.keys) + cache_offset(p.slot_mapping[token],
+    bf16 *out = (value ? p.values : p.keys) + cache_offset(p.step.slot_mapping[token],
                                                            head - (value ? heads : p.n_heads),
                                                            p.n_kv_heads, p.head_dim);
     if (value)
@@ -130,11 +131,10 @@ static __global__ void __launch_bounds__(32 * HEADS) rope_store_kernel(struct ro
 void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, int32_t n)
 {
     const struct shape *s = &b->shape;
-    struct rope_store p = {b->qkv,
-                           b->step.rope,
+    struct rope_store p = {b->step,
+                           b->qkv,
                            w->q_norm ? w->q_norm->data : NULL,
                            w->k_norm ? w->k_norm->data : NULL,
-                           b->step.slot_mapping,
                            b->q,
                            cache_of(b, layer, 0),
                            cache_of(b, layer, 1),

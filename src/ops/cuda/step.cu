@@ -35,7 +35,7 @@ struct steps {
 
 /* Where the parts of a step lie, one after another; returns the bytes of all. */
 static size_t lay_step(const struct shape *shape, size_t tokens, size_t seqs, size_t logits,
-                       size_t max_blocks, char *memory, struct device_step *out)
+                       size_t max_blocks, bool rope, char *memory, struct device_step *out)
 {
     size_t counts[] = {tokens,
                        tokens,
@@ -47,7 +47,7 @@ static size_t lay_step(const struct shape *shape, size_t tokens, size_t seqs, si
                        seqs * max_blocks,
                        4 * (size_t)attention_tiles(shape, (int64_t)tokens, (int64_t)seqs),
                        seqs,
-                       tokens * (size_t)shape->head_dim};
+                       rope ? tokens * (size_t)shape->head_dim : 0};
     int32_t **parts[] = {&out->token_ids,  &out->positions,       &out->slot_mapping,
                          &out->seq_of,     &out->query_start,     &out->context_lens,
                          &out->logit_rows, &out->block_tables,    &out->tiles,
@@ -71,7 +71,7 @@ static size_t numbers_bytes(const struct shape *shape, const struct limits *l)
 {
     struct device_step step;
     return lay_step(shape, (size_t)l->max_tokens, (size_t)l->max_seqs, (size_t)l->max_logits,
-                    (size_t)most_blocks(l), NULL, &step);
+                    (size_t)most_blocks(l), true, NULL, &step);
 }
 
 size_t step_bytes(const struct shape *shape, const struct limits *l)
@@ -143,9 +143,11 @@ static void send_step(struct backend *b, const struct step *s, const float *rope
     b->now.max_blocks = table_width(b, s);
     size_t width = (size_t)b->now.max_blocks;
     size_t bytes = lay_step(&b->shape, (size_t)s->n_tokens, (size_t)s->n_seqs, (size_t)s->n_logits,
-                            width, memory, &host);
-    lay_step(&b->shape, (size_t)s->n_tokens, (size_t)s->n_seqs, (size_t)s->n_logits, width,
+                            width, rope, memory, &host);
+    lay_step(&b->shape, (size_t)s->n_tokens, (size_t)s->n_seqs, (size_t)s->n_logits, width, rope,
              (char *)t->device_numbers, &b->step);
+    b->step.rope_by_position = !rope;
+    if (!rope) b->step.rope = b->rope->data;
     size_t tokens = (size_t)s->n_tokens * sizeof(int32_t);
     memcpy(host.token_ids, s->token_ids, tokens);
     memcpy(host.positions, s->positions, tokens);
@@ -153,7 +155,9 @@ static void send_step(struct backend *b, const struct step *s, const float *rope
     memcpy(host.query_start, s->query_start, (size_t)(s->n_seqs + 1) * sizeof(int32_t));
     memcpy(host.context_lens, s->context_lens, (size_t)s->n_seqs * sizeof(int32_t));
     memcpy(host.logit_rows, s->logit_rows, (size_t)s->n_logits * sizeof(int32_t));
-    memcpy(host.rope, rope, (size_t)s->n_tokens * (size_t)b->shape.head_dim * sizeof(float));
+    if (rope)
+        memcpy((float *)host.rope, rope,
+               (size_t)s->n_tokens * (size_t)b->shape.head_dim * sizeof(float));
     for (int32_t seq = 0; seq < s->n_seqs; seq++) {
         for (int32_t i = s->query_start[seq]; i < s->query_start[seq + 1]; i++)
             host.seq_of[i] = seq;
@@ -171,6 +175,11 @@ static void send_step(struct backend *b, const struct step *s, const float *rope
 static bool in_cores(const struct backend *b, int32_t rows)
 {
     return b->cores.normed.capacity > 0 && rows > 8;
+}
+
+void step_use_rope(struct backend *b, const struct vector *table)
+{
+    b->rope = table;
 }
 
 /*
