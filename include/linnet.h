@@ -287,6 +287,7 @@ typedef struct linnet_request {
     size_t n_stop_ids;
     int32_t logprobs; /* how many of the top; with want_logprobs; at most 20 */
     bool want_logprobs;
+    int32_t priority; /* smaller: sooner, and later to yield its place; usually 0 */
     linnet_event_fn on_event;
     void *user;
 } linnet_request;

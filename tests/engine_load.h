@@ -210,6 +210,7 @@ static inline struct job *random_job(const struct load *l, uint64_t *counter)
     linnet_request *r = &job->request;
     if (draw(l, counter, 4) == 0) r->n = 2 + (int32_t)draw(l, counter, 4);
     if (draw(l, counter, 4) == 0) r->ignore_eos = true;
+    if (draw(l, counter, 4) == 0) r->priority = (int32_t)draw(l, counter, 3) - 1;
     if (draw(l, counter, 5) == 0)
         r->min_tokens = (int32_t)draw(l, counter, (uint64_t)r->max_tokens + 1);
     if (draw(l, counter, 3)) {

@@ -118,22 +118,24 @@ static void chat_defaults(void **state)
 static void chat_all_fields(void **state)
 {
     (void)state;
-    assert_ok(chat("\"model\": \"m\", \"max_tokens\": 5, \"max_completion_tokens\": 7, "
-                   "\"temperature\": 0, \"top_p\": 0.9, \"top_k\": -1, \"min_p\": 0.1, \"n\": 3, "
-                   "\"stop\": [\"a\", \"bc\"], \"seed\": 42, \"presence_penalty\": -1, "
-                   "\"frequency_penalty\": 1.5, \"repetition_penalty\": 1.25, "
-                   "\"logit_bias\": {\"5\": -100, \"255\": 1e308}, \"logprobs\": true, "
-                   "\"top_logprobs\": 4, \"min_tokens\": 2, \"ignore_eos\": true, "
-                   "\"stop_token_ids\": [1, 2], \"include_stop_str_in_output\": true, "
-                   "\"skip_special_tokens\": false, \"return_token_ids\": true, \"user\": \"me\", "
-                   "\"stream\": true, \"stream_options\": {\"include_usage\": true}, "
-                   "\"something_new\": {\"a\": 1}"),
-              fault.error);
+    assert_ok(
+        chat("\"model\": \"m\", \"max_tokens\": 5, \"max_completion_tokens\": 7, "
+             "\"temperature\": 0, \"top_p\": 0.9, \"top_k\": -1, \"min_p\": 0.1, \"n\": 3, "
+             "\"stop\": [\"a\", \"bc\"], \"seed\": 42, \"presence_penalty\": -1, "
+             "\"frequency_penalty\": 1.5, \"repetition_penalty\": 1.25, "
+             "\"logit_bias\": {\"5\": -100, \"255\": 1e308}, \"logprobs\": true, "
+             "\"top_logprobs\": 4, \"min_tokens\": 2, \"ignore_eos\": true, \"priority\": -7, "
+             "\"stop_token_ids\": [1, 2], \"include_stop_str_in_output\": true, "
+             "\"skip_special_tokens\": false, \"return_token_ids\": true, \"user\": \"me\", "
+             "\"stream\": true, \"stream_options\": {\"include_usage\": true}, "
+             "\"something_new\": {\"a\": 1}"),
+        fault.error);
     const linnet_request *r = &request.request;
     const linnet_sampling *s = &r->sampling;
     assert_string_equal(request.model, "m");
     assert_int_equal(r->max_tokens, 7);
     assert_int_equal(r->min_tokens, 2);
+    assert_int_equal(r->priority, -7);
     assert_int_equal(r->n, 3);
     assert_true(s->temperature == 0 && s->top_p == 0.9F && s->min_p == 0.1F && s->top_k == 0);
     assert_true(s->has_seed && s->seed == 42);
@@ -212,6 +214,9 @@ static void refused_fields(void **state)
         {"max_tokens", "\"8\""},
         {"max_completion_tokens", "3000000000"},
         {"min_tokens", "-1"},
+        {"priority", "2147483648"},
+        {"priority", "1.5"},
+        {"priority", "\"high\""},
         {"temperature", "-0.5"},
         {"temperature", "\"hot\""},
         {"temperature", "true"},

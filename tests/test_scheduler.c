@@ -37,7 +37,8 @@ static void bench_free(struct bench *b)
 }
 
 /* Tokens start at `first`, so that equal firsts are equal prefixes. */
-static void add(struct bench *b, struct sequence_memory *m, int32_t n_prompt, int32_t first)
+static void add_with(struct bench *b, struct sequence_memory *m, int32_t n_prompt, int32_t first,
+                     int32_t priority)
 {
     *m = (struct sequence_memory){0};
     m->sequence = (struct sequence){.tokens = m->tokens,
@@ -45,9 +46,15 @@ static void add(struct bench *b, struct sequence_memory *m, int32_t n_prompt, in
                                     .n_prompt = n_prompt,
                                     .n_known = n_prompt,
                                     .n_max = MAX_TOKENS,
+                                    .priority = priority,
                                     .next_sibling = &m->sequence};
     for (int32_t i = 0; i < n_prompt; i++) m->tokens[i] = first + i;
     scheduler_add(b->scheduler, &m->sequence);
+}
+
+static void add(struct bench *b, struct sequence_memory *m, int32_t n_prompt, int32_t first)
+{
+    add_with(b, m, n_prompt, first, 0);
 }
 
 static void plan(struct bench *b)
@@ -183,6 +190,55 @@ static void first_come_first_served(void **state)
     assert_int_equal(scheduler_running(b.scheduler), 2); /* and no more */
     scheduler_remove(b.scheduler, &c.sequence);
     scheduler_remove(b.scheduler, &d.sequence);
+    bench_free(&b);
+}
+
+static void more_important_ones_come_first(void **state)
+{
+    (void)state;
+    static struct sequence_memory a, c, d, e;
+    struct bench b = bench_new(64, 1, 100, false);
+    add_with(&b, &a, 20, 0, 0);
+    add_with(&b, &c, 20, 100, 5);
+    add_with(&b, &d, 20, 200, -3);
+    add_with(&b, &e, 20, 300, 0);
+    struct sequence_memory *order[] = {&d, &a, &e, &c};
+    for (size_t i = 0; i < 4; i++) {
+        plan(&b);
+        assert_int_equal(b.n, 1);
+        expect_item(&b, 0, order[i], 0, 20);
+        run(&b);
+        scheduler_remove(b.scheduler, &order[i]->sequence);
+    }
+    bench_free(&b);
+}
+
+static void least_important_is_preempted_first(void **state)
+{
+    (void)state;
+    static struct sequence_memory a, c, late;
+    struct bench b = bench_new(6, 4, 512, false);
+    add_with(&b, &a, 30, 0, 1); /* the oldest, and the least important */
+    plan(&b);
+    run(&b);
+    add_with(&b, &c, 30, 1000, 0);
+    plan(&b);
+    expect_item(&b, 0, &a, 30, 1);
+    expect_item(&b, 1, &c, 0, 30);
+    run(&b);
+    add_with(&b, &late, 30, 2000, 1); /* no room */
+    for (int steps = 0; scheduler_preemptions(b.scheduler) == 0; steps++) {
+        assert_true(steps < 40);
+        plan(&b);
+        expect_item(&b, 0, &c, c.sequence.n_known - 1, 1); /* walked first */
+        run(&b);
+    }
+    assert_int_equal(a.sequence.state, SEQUENCE_WAITING);
+    assert_ptr_equal(a.sequence.next, &late.sequence);
+    assert_int_equal(c.sequence.n_preemptions, 0);
+    scheduler_remove(b.scheduler, &a.sequence);
+    scheduler_remove(b.scheduler, &c.sequence);
+    scheduler_remove(b.scheduler, &late.sequence);
     bench_free(&b);
 }
 
@@ -397,7 +453,9 @@ static void random_sequences(void **state)
             if (added < N && random_u64(seed, counter++, 0) % 3 == 0) {
                 int32_t n_prompt = 1 + (int32_t)(random_u64(seed, counter++, 0) % 120);
                 limits[added] = n_prompt + 1 + (int32_t)(random_u64(seed, counter++, 0) % 72);
-                add(&b, &m[added++], n_prompt, (int32_t)(random_u64(seed, counter++, 0) % 3));
+                int32_t first = (int32_t)(random_u64(seed, counter++, 0) % 3);
+                int32_t priority = seed % 3 ? (int32_t)(random_u64(seed, counter++, 0) % 3) : 0;
+                add_with(&b, &m[added++], n_prompt, first, priority);
             }
             plan(&b);
             check_step(&b, max_seqs, budget);
@@ -435,7 +493,9 @@ static void random_sequences_ahead(void **state)
             if (added < N && random_u64(seed, counter++, 1) % 3 == 0) {
                 int32_t n_prompt = 1 + (int32_t)(random_u64(seed, counter++, 1) % 120);
                 limits[added] = n_prompt + 1 + (int32_t)(random_u64(seed, counter++, 1) % 72);
-                add(&b, &m[added], n_prompt, (int32_t)(random_u64(seed, counter++, 1) % 3));
+                int32_t first = (int32_t)(random_u64(seed, counter++, 1) % 3);
+                int32_t priority = seed % 3 ? (int32_t)(random_u64(seed, counter++, 1) % 3) : 0;
+                add_with(&b, &m[added], n_prompt, first, priority);
                 m[added++].sequence.n_max = 192;
             }
             if (before.n > 0) {
@@ -475,6 +535,8 @@ int main(void)
         cmocka_unit_test(decoding_is_never_starved),
         cmocka_unit_test(first_come_first_served),
         cmocka_unit_test(newest_is_preempted_first),
+        cmocka_unit_test(more_important_ones_come_first),
+        cmocka_unit_test(least_important_is_preempted_first),
         cmocka_unit_test(cached_blocks_are_held_before_any_is_taken),
         cmocka_unit_test(siblings_wait_for_the_prompt),
         cmocka_unit_test(keys_keep_equal_tokens_apart),

@@ -222,6 +222,7 @@ static linnet_status create_choices(struct request *r, const struct engine_confi
             .n_prompt = (int32_t)in->n_prompt,
             .n_known = (int32_t)in->n_prompt,
             .n_max = (int32_t)n_tokens,
+            .priority = in->priority,
             .key = sharing_key((int32_t)in->n_prompt, config),
             .next_sibling = &r->choices[(i + 1) % r->n_choices].sequence,
             .owner = c,

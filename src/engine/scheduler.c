@@ -14,6 +14,7 @@ struct list {
 struct scheduler {
     struct block_manager *blocks;
     int32_t max_num_seqs, max_num_batched_tokens;
+    /* Both by priority; of one priority: */
     struct list waiting; /* first come, first served; preempted ones at the front */
     struct list running; /* in order of admission */
     int64_t n_preemptions;
@@ -34,22 +35,30 @@ static void list_unlink(struct list *list, struct sequence *q)
     list->count--;
 }
 
-static void list_push_back(struct list *list, struct sequence *q)
+/* before: NULL puts q at the front. */
+static void list_insert_after(struct list *list, struct sequence *before, struct sequence *q)
 {
-    q->previous = list->last;
-    q->next = NULL;
-    *(list->last ? &list->last->next : &list->first) = q;
-    list->last = q;
+    q->previous = before;
+    q->next = before ? before->next : list->first;
+    *(before ? &before->next : &list->first) = q;
+    *(q->next ? &q->next->previous : &list->last) = q;
     list->count++;
 }
 
+/* The last of its priority. */
+static void list_push_back(struct list *list, struct sequence *q)
+{
+    struct sequence *before = list->last;
+    while (before && before->priority > q->priority) before = before->previous;
+    list_insert_after(list, before, q);
+}
+
+/* The first of its priority. */
 static void list_push_front(struct list *list, struct sequence *q)
 {
-    q->previous = NULL;
-    q->next = list->first;
-    *(list->first ? &list->first->previous : &list->last) = q;
-    list->first = q;
-    list->count++;
+    struct sequence *before = NULL, *after = list->first;
+    while (after && after->priority < q->priority) before = after, after = after->next;
+    list_insert_after(list, before, q);
 }
 
 static bool is_running(const struct sequence *q)
@@ -106,7 +115,8 @@ static int32_t chunk_size(const struct sequence *q, int32_t room)
     return (begin + room) / edge * edge - begin;
 }
 
-/* A block for the newest token, at the expense of newer sequences. False: q itself had to go. */
+/* A block for the newest token, at the expense of sequences that come later. False: q itself had to
+ * go. */
 static bool grow(struct scheduler *s, struct sequence *q)
 {
     while (q->n_blocks < blocks_for(length(q))) {
@@ -157,9 +167,9 @@ static int32_t match_siblings(struct sequence *q, int32_t hits)
 }
 
 /*
- * Moves the head of the queue to running if all that is known of it fits, and leaves each running
- * sequence a block to grow. Blocks that were found are held before any is taken: they may be
- * the very ones that block_take would hand out.
+ * Moves the head of the queue to running, and into the step, if all that is known of it fits and
+ * leaves each running sequence a block to grow. Blocks that were found are held before any is
+ * taken: they may be the very ones that block_take would hand out.
  */
 static bool admit(struct scheduler *s, struct sequence *q)
 {
@@ -180,6 +190,7 @@ static bool admit(struct scheduler *s, struct sequence *q)
     q->state = SEQUENCE_PREFILLING;
     list_unlink(&s->waiting, q);
     list_push_back(&s->running, q);
+    plan_tokens(s, q, chunk_size(q, s->budget));
     return true;
 }
 
@@ -192,12 +203,10 @@ static int32_t plan(struct scheduler *s, bool ahead, const struct planned **item
     s->reserved = 0;
     for (const struct sequence *q = s->running.first; q; q = q->next) s->reserved += decodes(q);
     plan_running(s);
-    while (s->n_preemptions == preemptions && s->budget > 0 && s->waiting.first &&
-           !(ahead && s->waiting.first->needs_tokens) && s->running.count < s->max_num_seqs &&
-           admit(s, s->waiting.first)) {
-        struct sequence *q = s->running.last;
-        plan_tokens(s, q, chunk_size(q, s->budget));
-    }
+    bool more = s->n_preemptions == preemptions;
+    while (more && s->budget > 0 && s->waiting.first &&
+           !(ahead && s->waiting.first->needs_tokens) && s->running.count < s->max_num_seqs)
+        more = admit(s, s->waiting.first);
     *items = s->items;
     return s->n_items;
 }

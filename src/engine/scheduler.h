@@ -5,18 +5,22 @@
  * There is one rule: each step hands out tokens from one budget so that what is computed of a
  * sequence catches up with what is known of it. Decoding is the case where one token is missing.
  *
- *   - Running sequences come first, in the order in which they were admitted. Each decoding one has
- *     a token of the budget set aside, so that no long prompt stops the others.
- *   - A decoding sequence that finds no free block takes those of the newest running one, which
- * goes back to the front of the queue and is recomputed later, output and all (its tokens are
- * kept). The newest comes last in the walk, so what is already planned is never taken back.
- *   - If nobody was preempted, waiting sequences are admitted first come, first served: each gets
- *     the blocks of everything known of it at once, cached ones first, and none is admitted that
- *     would leave the running ones without a block each to grow.
+ *   - Running sequences come first, in the order of their priorities, and of one priority in the
+ *     order in which they were admitted. Each decoding one has a token of the budget set aside, so
+ *     that no long prompt stops the others.
+ *   - A decoding sequence that finds no free block takes those of the last running one in that
+ *     order, which goes back to the front of its priority's queue and is recomputed later, output
+ *     and all (its tokens are kept). It comes last in the walk, so what is already planned is never
+ *     taken back.
+ *   - If nobody was preempted, waiting sequences are admitted by priority, and first come, first
+ *     served: each gets the blocks of everything known of it at once, cached ones first, and none
+ *     is admitted that would leave the running ones without a block each to grow. Nobody is
+ *     preempted for one that waits, however important.
  *   - Answers to one request share the full blocks of its prompt: while one of them computes these,
  *     the next waits, then holds them too.
  *
- * A request that fits the pool alone always gets done: the oldest running sequence never yields.
+ * A request that fits the pool alone always gets done, unless more important ones keep coming: the
+ * first running sequence never yields.
  *
  * A plan needs to know where tokens lie, not which they are. So the next step may be planned while
  * a device still chooses the tokens of the one before (scheduler_plan_ahead): steps run in the
@@ -45,6 +49,7 @@ struct sequence {
     int32_t n_prompt;
     int32_t n_known;               /* prompt and output; at first the prompt */
     int32_t n_max;                 /* the most it may come to have; the last is never computed */
+    int32_t priority;              /* smaller: sooner */
     bool needs_tokens;             /* its next token depends on which the others are: not ahead */
     uint64_t key;                  /* block_match's */
     struct sequence *next_sibling; /* ring of the answers to one request; itself if alone */
@@ -77,8 +82,8 @@ linnet_status scheduler_create(struct block_manager *blocks, int32_t max_num_seq
                                linnet_error *err);
 void scheduler_destroy(struct scheduler *s);
 
-/* Puts a new sequence at the end of the queue. All it may come to have but the last token must fit
- * the pool alone. */
+/* Puts a new sequence at the end of its priority's queue. All it may come to have but the last
+ * token must fit the pool alone. */
 void scheduler_add(struct scheduler *s, struct sequence *sequence);
 
 /* Finished or cancelled: takes it out wherever it is (even if it was never added); its blocks are

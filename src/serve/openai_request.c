@@ -32,7 +32,6 @@ static const struct {
     {"mirostat", "0"},
     {"modalities", "[\"text\"]"},
     {"n_probs", "0"},
-    {"priority", "0"},
     {"prompt_logprobs", ""},
     {"reasoning_effort", "\"none\""},
     {"repeat_last_n", ""},
@@ -302,6 +301,7 @@ static linnet_status read_stops(struct parser *p)
     if ((status = read_stop(p)) ||
         (ids && (status = read_ids(p, "stop_token_ids", ids, &p->out->stop_ids, &r->n_stop_ids))) ||
         (status = read_bool(p, "ignore_eos", &r->ignore_eos)) ||
+        (status = read_i32(p, "priority", INT32_MIN, INT32_MAX, &r->priority)) ||
         (status = read_bool(p, "include_stop_str_in_output", &r->include_stop)) ||
         (status = read_bool(p, "skip_special_tokens", &skip_special)))
         return status;
