@@ -203,7 +203,7 @@ static int32_t check(int32_t vocab, int32_t n, int32_t rounds)
         }
         enum sample_stage stage = send(&d, logits.data(), vocab, rules.data(), used);
         if (round % 3 == 0) stage = SAMPLE_NARROW; /* more kernels do no harm */
-        must(!sample_run(0, &d.work, d.logits, d.rules, used, stage, d.chosen), "launch");
+        must(!sample_run(0, &d.work, d.logits, d.rules, used, stage, d.chosen, NULL), "launch");
         must(!cudaMemcpy(chosen.data(), d.chosen, used * sizeof(struct chosen),
                          cudaMemcpyDeviceToHost),
              "run");
@@ -246,7 +246,8 @@ static double measure(struct device *d, int32_t n, enum sample_stage stage)
     cudaEventCreate(&end);
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     for (int i = 0; i < RUNS; i++)
-        must(!sample_run(stream, &d->work, d->logits, d->rules, n, stage, d->chosen), "launch");
+        must(!sample_run(stream, &d->work, d->logits, d->rules, n, stage, d->chosen, NULL),
+             "launch");
     must(!cudaStreamEndCapture(stream, &graph), "capture");
     must(!cudaGraphInstantiate(&exec, graph, 0), "instantiate");
     std::vector<float> times;

@@ -123,7 +123,7 @@ static __global__ void __launch_bounds__(THREADS, 6) scan_rows(struct args a)
     bool bad = (p.flags & DAMAGED) || !(p.flags & FINITE) || p.id < 0;
     v.row->state = bad || !sampled ? ROW_DONE : ROW_WEIGH;
     if (bad || !sampled) {
-        *v.chosen = {bad ? -1 : p.id, bad ? LINNET_NUMERIC : LINNET_OK};
+        tell(v, {bad ? -1 : p.id, bad ? LINNET_NUMERIC : LINNET_OK});
         return;
     }
     v.row->n_list = 0;
@@ -166,7 +166,7 @@ template <class Kept> __device__ void draw(const struct view &v, const mass *sum
     if (f.thread != (int32_t)threadIdx.x) return;
     int i = 0;
     for (; i < 3 && weights[i] < f.rest; i++) f.rest -= weights[i];
-    *v.chosen = {id + i, LINNET_OK};
+    tell(v, {id + i, LINNET_OK});
 }
 
 /* ---- weigh ---- */
@@ -428,7 +428,10 @@ size_t sample_pack(const struct choice_rule *rules, int32_t n, void *host, void 
         if (n_adjustments > 0)
             memcpy(adjustments + used, rule->adjustments, n_adjustments * sizeof *adjustments);
         used += n_adjustments;
-        if (!(rule->temperature > 0)) continue;
+        if (!(rule->temperature > 0)) {
+            out[i].seed = out[i].position = out[i].stream = 0; /* the same from step to step */
+            continue;
+        }
         bool top_k = rule->top_k > 0, top_p = rule->top_p < 1;
         enum sample_stage needs = top_k && top_p   ? SAMPLE_NARROW
                                   : top_k || top_p ? SAMPLE_CUT
@@ -439,9 +442,10 @@ size_t sample_pack(const struct choice_rule *rules, int32_t n, void *host, void 
 }
 
 cudaError_t sample_run(cudaStream_t stream, const struct sample_work *work, float *logits,
-                       const void *rules, int32_t n, enum sample_stage stage, struct chosen *chosen)
+                       const void *rules, int32_t n, enum sample_stage stage, struct chosen *chosen,
+                       struct chosen *told)
 {
-    struct args a = {*work, logits, (const struct choice_rule *)rules, chosen, 0};
+    struct args a = {*work, logits, (const struct choice_rule *)rules, chosen, told, 0};
     int32_t tiles = (work->vocab + TILE - 1) / TILE;
     int32_t parts = n < BLOCKS ? BLOCKS / n : 1;
     if (parts > MAX_PARTS) parts = MAX_PARTS;

@@ -53,10 +53,11 @@ size_t sample_pack(const struct choice_rule *rules, int32_t n, void *host, void 
 
 /*
  * chosen[i] from logits[i][vocab] by rules[i] (at `device`), n >= 1 of them, all on the device and
- * 16-byte aligned. Spends the logits: in place of adjusted ones there are marks afterwards.
+ * 16-byte aligned. Spends the logits: in place of adjusted ones there are marks afterwards. told:
+ * the same in pinned memory of the host, or NULL.
  */
 cudaError_t sample_run(cudaStream_t stream, const struct sample_work *work, float *logits,
-                       const void *rules, int32_t n, enum sample_stage stage,
-                       struct chosen *chosen);
+                       const void *rules, int32_t n, enum sample_stage stage, struct chosen *chosen,
+                       struct chosen *told);
 
 #endif

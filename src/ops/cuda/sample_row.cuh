@@ -60,7 +60,7 @@ struct args {
     struct sample_work work;
     float *logits;
     const struct choice_rule *rules;
-    struct chosen *chosen;
+    struct chosen *chosen, *told;
     int32_t part_size; /* whole tiles */
 };
 
@@ -71,7 +71,7 @@ struct view {
     struct sample_row *row;
     float *logits;
     double *adjusted;
-    struct chosen *chosen;
+    struct chosen *chosen, *told;         /* the same for the host; NULL: it does not ask */
     int32_t vocab, n_allowed, begin, end; /* begin, end: this block's part */
     bool top_k, top_p;
     uint64_t least; /* weight that min_p keeps */
@@ -88,6 +88,7 @@ __device__ struct view view_row(const struct args &a)
     v.adjusted =
         a.work.adjusted + (v.rule->adjustments - (const struct adjustment *)(a.rules + gridDim.y));
     v.chosen = a.chosen + row;
+    v.told = a.told ? a.told + row : NULL;
     v.n_allowed = max(0, min(v.rule->n_allowed, v.vocab));
     v.begin = (int32_t)blockIdx.x * a.part_size;
     v.end = min(v.begin + a.part_size, v.vocab);
@@ -95,6 +96,12 @@ __device__ struct view view_row(const struct args &a)
     v.top_p = v.rule->top_p < 1;
     v.least = choice_least(v.rule->min_p);
     return v;
+}
+
+static __device__ void tell(const struct view &v, struct chosen c)
+{
+    *v.chosen = c;
+    if (v.told) *v.told = c;
 }
 
 /* An adjusted logit is replaced by a NaN that says where its value is. */

@@ -22,7 +22,8 @@ struct steps {
     void *device_rules, *rules[STEPS];     /* the same for sample.cuh's rules */
     void *scratch;
     struct sample_work work;
-    struct chosen *chosen[STEPS]; /* pinned */
+    size_t rules_bytes;           /* of the last step's, which lie on the device */
+    struct chosen *chosen[STEPS]; /* pinned; the device writes them */
     cudaEvent_t done[STEPS];
     int64_t n_begun, n_submitted, n_collected;
     float *host_logits;                 /* pinned, [max_logits, vocab]; from the first finish on */
@@ -365,20 +366,18 @@ void step_choose(struct backend *b, const struct step *s, const struct choice_ru
 {
     struct steps *t = b->steps;
     enum sample_stage stage;
-    void *host = t->rules[t->n_submitted % STEPS];
+    void *host = t->rules[t->n_submitted % STEPS], *last = t->rules[(t->n_submitted + 1) % STEPS];
     start(b); /* the logits come first */
     if (b->failed != cudaSuccess) return;
     size_t bytes = sample_pack(rules, s->n_logits, host, t->device_rules, &stage);
-    cuda_good(b, cudaMemcpyAsync(t->device_rules, host, bytes, cudaMemcpyHostToDevice, b->stream),
-              "choosing tokens");
-    cuda_good(
-        b,
-        sample_run(b->stream, &t->work, b->logits, t->device_rules, s->n_logits, stage, b->chosen),
-        "choosing tokens");
+    if (bytes != t->rules_bytes || memcmp(host, last, bytes) != 0) /* greedy ones are the same */
+        cuda_good(b,
+                  cudaMemcpyAsync(t->device_rules, host, bytes, cudaMemcpyHostToDevice, b->stream),
+                  "choosing tokens");
+    t->rules_bytes = bytes;
     cuda_good(b,
-              cudaMemcpyAsync(t->chosen[t->n_submitted % STEPS], b->chosen,
-                              (size_t)s->n_logits * sizeof(struct chosen), cudaMemcpyDeviceToHost,
-                              b->stream),
+              sample_run(b->stream, &t->work, b->logits, t->device_rules, s->n_logits, stage,
+                         b->chosen, t->chosen[t->n_submitted % STEPS]),
               "choosing tokens");
 }
 
