@@ -138,7 +138,6 @@ struct rig {
         emulator_set_device(90, blocks);
         b.model.embedding = &embedding_rows;
         b.model.head = &head.m;
-        b.model.final_norm = &final_norm.v;
         b.model.layers = pointers.data();
         b.hidden_panels = (int32_t)panel_count(s.hidden, false);
         reserve((void **)&b.cache, (size_t)s.n_layers * 2 * 600 * KV_BLOCK *

@@ -147,6 +147,12 @@ static void stages_agree(struct world *w)
     memset(c + 30, 0, 20 * sizeof *c);
     assert_ok(simple_generate(gathering, c, 30, 20, w->vocab, true, &err), err);
     assert_memory_equal(b, c, 50 * sizeof *a);
+    float *want = malloc((size_t)w->vocab * sizeof(float)),
+          *got = malloc((size_t)w->vocab * sizeof(float));
+    assert_ok(simple_forward(w->simple, b, 50, 0, 50, 7, false, want, &err), err);
+    assert_ok(simple_forward(gathering, b, 50, 0, 50, 7, false, got, &err), err);
+    expect_equal(w, got, want, "a cache that is gathered", 0);
+    free(want), free(got);
     simple_destroy(gathering);
 }
 

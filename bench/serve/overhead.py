@@ -4,8 +4,9 @@
     overhead.py --linnet build/release/linnet --batch 16 --pairs 5
 
 In turns: `linnet bench` with so many sequences, and a server that so many clients ask for as many
-tokens, after a prompt of the same length. Both speeds are of the time in which all sequences decode;
-the server's is from the tokens that its /metrics has counted. The machine should do nothing else.
+tokens, after a prompt of the same length. Both speeds are of the time in which all sequences decode, if all
+prompts fit one step (--batch times --prompt, on the CPU at most 512); the server's is from the tokens
+that its /metrics has counted. The machine should do nothing else.
 """
 import argparse
 import asyncio
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from client import Server
+from client import Refused, Server
 
 
 def bench(args):
@@ -45,7 +46,7 @@ async def served(args, server):
     while not any(a.done() for a in asked):
         read, written = await counts(server)
         now = time.perf_counter()
-        if read - prompts >= args.batch * args.prompt and written - generated >= args.batch:
+        if read - prompts >= args.batch * args.prompt and written - generated >= 2 * args.batch:
             first = first or (now, written)
             last = now, written
         await asyncio.sleep(0.25)
@@ -53,6 +54,14 @@ async def served(args, server):
     if not first or last[0] - first[0] < 1:
         sys.exit("too short to measure: raise --generated")
     return (last[1] - first[1]) / (last[0] - first[0])
+
+
+async def healthy(server):
+    try:
+        await server.ask("GET", "/health")
+        return True
+    except (OSError, EOFError, Refused):
+        return False
 
 
 def serve(args):
@@ -70,16 +79,18 @@ def serve(args):
             if not found:
                 sys.exit(f"the server did not start: {text}")
             server = Server(found.group().rstrip("/.,"))
-            while True:
-                try:
-                    asyncio.run(server.ask("GET", "/health"))
-                    break
-                except Exception:
-                    time.sleep(0.1)
+            while not asyncio.run(healthy(server)):  # it listens before the model is there
+                if process.poll() is not None:
+                    log.seek(0)
+                    sys.exit(f"the server has ended: {log.read()}")
+                time.sleep(0.1)
             return asyncio.run(served(args, server))
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def main():
@@ -87,7 +98,7 @@ def main():
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     p.add_argument("--linnet", default=os.path.join(root, "build/release/linnet"))
     p.add_argument("--batch", type=int, default=16)
-    p.add_argument("--prompt", type=int, default=64)
+    p.add_argument("--prompt", type=int, default=32)
     p.add_argument("--generated", type=int, default=256)
     p.add_argument("--pairs", type=int, default=5)
     p.add_argument("--options", default="--device cpu --kv-cache-memory 512M", type=str.split,

@@ -73,12 +73,14 @@ class Soak:
         """Asks and hangs up somewhere."""
         reader, writer = await self.server.open()
         message = self.server.message("POST", "/v1/completions", dict(kind(i), stream=random.random() < 0.5))
-        writer.write(message[: random.choice([len(message), len(message), len(message) // 2])])
-        await writer.drain()
-        await asyncio.sleep(random.random() * 0.3)
-        if random.random() < 0.5:
-            await asyncio.wait_for(reader.read(random.randrange(1, 400)), 1)
-        writer.close()
+        try:
+            writer.write(message[: random.choice([len(message), len(message), len(message) // 2])])
+            await writer.drain()
+            await asyncio.sleep(random.random() * 0.3)
+            if random.random() < 0.5:
+                await asyncio.wait_for(reader.read(random.randrange(1, 400)), 1)
+        finally:
+            writer.close()
 
     async def client(self, end):
         while time.monotonic() < end:
@@ -191,7 +193,12 @@ def main():
             status = asyncio.run(soak(args, Server(found.group().rstrip("/.,")), process.pid))
         finally:
             process.send_signal(signal.SIGTERM)
-            if process.wait(60) != 0:
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.returncode != 0:
                 print("WRONG the server ended with", process.returncode)
                 status = 1
     sys.exit(status)

@@ -31,7 +31,7 @@ void set_early(bool on)
 /* ---- stacks ------------------------------------------------------------------------------ */
 
 /* Not a power of two apart, so that they do not fall on one another in the caches. */
-enum { STACK = 64 << 10, STRIDE = STACK + 576, CANARY = 0x5A };
+enum { STACK = 64 << 10, STRIDE = STACK + 576, CANARY = 0x5A, GUARD = 1 << 14 };
 
 static void enter();
 
@@ -199,8 +199,10 @@ extern "C" unsigned char __stop_shared_memory[] __attribute__((weak, visibility(
 static void begin_block(block *b, index id, unsigned n_threads, size_t shared, size_t first)
 {
     b->id = id;
-    b->memory.assign(shared + 256, 0xFF);
+    b->memory.assign(shared + 256 + GUARD, 0xFF);
     b->shared = b->memory.data() + (256 - (uintptr_t)b->memory.data() % 256) % 256;
+    b->n_shared = shared;
+    memset(b->shared + shared, CANARY, GUARD);
     b->warps.resize((n_threads + 31) / 32);
     for (warp &w : b->warps) w.arrived = 0, w.waiting = {};
     for (named &n : b->barriers) n = {};
@@ -225,7 +227,7 @@ static void begin_block(block *b, index id, unsigned n_threads, size_t shared, s
     left += n_threads;
 }
 
-static void finish_blocks(size_t n_fibers)
+static void finish_blocks(size_t n_fibers, const std::deque<block> &blocks, size_t n_blocks)
 {
     current = &scheduler;
     while (left > 0) {
@@ -240,6 +242,12 @@ static void finish_blocks(size_t n_fibers)
             fprintf(stderr, "emulator: a stack is too small\n");
             abort();
         }
+    for (size_t i = 0; i < n_blocks; i++)
+        for (size_t k = 0; k < GUARD; k++)
+            if (blocks[i].shared[blocks[i].n_shared + k] != CANARY) {
+                fprintf(stderr, "emulator: a kernel writes beyond its shared memory\n");
+                abort();
+            }
 }
 
 void run(index blocks, unsigned n_threads, size_t shared, bool together,
@@ -255,8 +263,8 @@ void run(index blocks, unsigned n_threads, size_t shared, bool together,
         unsigned k = early ? n - 1 - i : i, slot = together ? i : 0;
         index id = {k % blocks.x, k / blocks.x % blocks.y, k / blocks.x / blocks.y};
         begin_block(&all[slot], id, n_threads, shared, (size_t)slot * n_threads);
-        if (!together) finish_blocks(n_threads);
+        if (!together) finish_blocks(n_threads, all, 1);
     }
-    if (together) finish_blocks((size_t)n * n_threads);
+    if (together) finish_blocks((size_t)n * n_threads, all, n);
 }
 } // namespace emulator

@@ -45,6 +45,7 @@ struct block {
     index id;
     std::vector<unsigned char> memory; /* dynamic shared memory */
     unsigned char *shared;
+    size_t n_shared;
     std::vector<warp> warps;
     named barriers[16];
 };

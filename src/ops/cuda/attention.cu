@@ -96,7 +96,8 @@ static __device__ __forceinline__ void merge_in_turn(struct running *run, float 
                                                      const float o[D / 8][4])
 {
     int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    if (chunk > 0) sync_named(1 + chunk % warps, 64);
+    if (chunk > 0 && warps > 1) sync_named(1 + chunk % warps, 64);
+    __syncwarp();
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         int row = lane / 4 + 8 * j;
@@ -114,7 +115,7 @@ static __device__ __forceinline__ void merge_in_turn(struct running *run, float 
         }
         if (lane % 4 == 0) run->max[row] = max, run->sum[row] = sum;
     }
-    if (chunk + 1 < end) arrive_named(1 + (chunk + 1) % warps, 64);
+    if (chunk + 1 < end && warps > 1) arrive_named(1 + (chunk + 1) % warps, 64);
 }
 
 /* What block 0 has merged: to the output, or to slot 0 if others have more. */

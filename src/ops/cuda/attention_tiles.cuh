@@ -219,7 +219,7 @@ static __global__ void __launch_bounds__(32 * (tile_shape<D>::WARPS + 1), 1)
     if (loads && ahead) load(0, buffers);
     uint32_t q[D / 16][4];
     load_queries<D>(q, p, from[0], from[1]);
-    if (shape::SHARED_Q) {
+    if (shape::SHARED_Q && !loads) {
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
 #pragma unroll

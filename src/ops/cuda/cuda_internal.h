@@ -128,7 +128,6 @@ enum { MAX_GRAPH = 256 }; /* tokens of the largest step that is recorded */
 /* What the operations were given when last called: the same weights in every step. */
 struct model_parts {
     const struct matrix *embedding, *head;
-    const struct vector *final_norm;
     const struct layer **layers; /* [n_layers] */
 };
 
@@ -276,7 +275,7 @@ void attention_run(struct backend *b, const struct step *s, int32_t layer);
 
 bool decode_open(struct backend *b);
 void decode_close(struct backend *b);
-size_t decode_bytes(const struct shape *s, const struct limits *l);
+size_t decode_bytes(int capability, const struct shape *s, const struct limits *l);
 bool decode_can(const struct backend *b, const struct step *s);
 /* The whole step, from token ids to logits. */
 void decode_run(struct backend *b, const struct step *s);

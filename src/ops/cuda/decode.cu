@@ -174,12 +174,6 @@ static size_t lay_words(const struct shape *s, const struct limits *l, uint64_t 
     return qkv + parts * (dims + 2);
 }
 
-size_t decode_bytes(const struct shape *s, const struct limits *l)
-{
-    return lay_words(s, l, NULL, NULL) * sizeof(uint64_t) +
-           (size_t)s->n_layers * sizeof(struct decode_layer) + (1 << 16);
-}
-
 static struct phase_shape shape_of(const struct matrix *m)
 {
     return (struct phase_shape){(int32_t)(m->padded / K_UNIT), n_segments(m->padded),
@@ -217,12 +211,24 @@ static decode_fn kernel_for(int32_t head_dim)
     }
 }
 
+/* Whether a model may have the kernel on a device. */
+static bool has_decode(int capability, const struct shape *s)
+{
+    return capability >= 90 && kernel_for(s->head_dim) && s->n_heads / s->n_kv_heads <= 8;
+}
+
+size_t decode_bytes(int capability, const struct shape *s, const struct limits *l)
+{
+    if (!has_decode(capability, s)) return 0;
+    return lay_words(s, l, NULL, NULL) * sizeof(uint64_t) +
+           (size_t)s->n_layers * sizeof(struct decode_layer) + (1 << 16);
+}
+
 bool decode_open(struct backend *b)
 {
     const struct shape *s = &b->shape;
     int32_t slots = ring_slots(b);
-    if (b->capability < 90 || !kernel_for(s->head_dim) || s->n_heads / s->n_kv_heads > 8 ||
-        slots == 0)
+    if (!has_decode(b->capability, s) || slots == 0)
         return b->failed == cudaSuccess; /* other kernels do it */
     struct decode *d = (struct decode *)mem_new(1, sizeof *d);
     if (!d) return cuda_good(b, cudaErrorMemoryAllocation, "decoding");
@@ -325,15 +331,16 @@ static void build_tables(struct backend *b, struct decode *d)
             cache_of(b, i, 0),
             cache_of(b, i, 1)};
     }
-    if (b->failed == cudaSuccess) {
+    if (b->failed == cudaSuccess)
         cuda_good(b,
-                  cudaMemcpy(d->layers, layers, (size_t)s->n_layers * sizeof *layers,
-                             cudaMemcpyHostToDevice),
-                  "decoding");
-        cuda_good(
-            b, cudaMemcpy(d->work, work, N_PHASES * blocks * sizeof *work, cudaMemcpyHostToDevice),
-            "decoding");
-    }
+                  cudaMemcpyAsync(d->layers, layers, (size_t)s->n_layers * sizeof *layers,
+                                  cudaMemcpyHostToDevice, b->stream),
+                  "decoding") &&
+            cuda_good(b,
+                      cudaMemcpyAsync(d->work, work, N_PHASES * blocks * sizeof *work,
+                                      cudaMemcpyHostToDevice, b->stream),
+                      "decoding");
+    cuda_good(b, cudaStreamSynchronize(b->stream), "decoding"); /* before the host's are freed */
     free(layers);
     free(work);
     free(load);

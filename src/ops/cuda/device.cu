@@ -165,8 +165,8 @@ static int64_t cuda_buffer_bytes(const struct shape *shape, const struct limits 
     b.shape = *shape;
     b.limits = *limits;
     find_capability(selected, &b.capability);
-    size_t bytes =
-        step_bytes(shape, limits) + attention_bytes(shape, limits) + decode_bytes(shape, limits);
+    size_t bytes = step_bytes(shape, limits) + attention_bytes(shape, limits) +
+                   decode_bytes(b.capability, shape, limits);
     for (int i = 1, n = list_buffers(&b, list); i < n; i++)
         bytes += list[i].bytes; /* 0 is the cache */
     return (int64_t)bytes;

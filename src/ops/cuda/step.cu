@@ -305,7 +305,6 @@ void step_down(struct backend *b, const struct step *s, const struct layer *w)
 void step_head(struct backend *b, const struct step *s, const struct vector *norm,
                const struct matrix *w)
 {
-    b->model.final_norm = norm;
     b->model.head = w;
     if (b->in_decode) decode_run(b, &b->now);
     if (skipped(b)) return;

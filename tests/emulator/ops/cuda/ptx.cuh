@@ -184,16 +184,19 @@ static inline void store_tagged(uint64_t *to, uint32_t v0, uint32_t v1, uint32_t
     to[1] = (uint64_t)tag << 32 | v1;
 }
 
-/* Comes back when the tags are there: who polls is not to keep others from running. */
+/* If the tags are not there it comes back when they are: who polls is not to keep others from
+ * running. But it says that they were not. */
 static inline bool load_tagged(const uint64_t *from, uint32_t tag, uint32_t *v0, uint32_t *v1)
 {
-    emulator::wait([=] {
+    auto there = [=] {
         const volatile uint64_t *at = from;
         return at[0] >> 32 == tag && at[1] >> 32 == tag;
-    });
-    *v0 = (uint32_t)from[0];
-    *v1 = (uint32_t)from[1];
-    return true;
+    };
+    bool at_once = there();
+    if (!at_once) emulator::wait(there);
+    *v0 = *v1 = 0xFFFFFFFFu;
+    if (at_once) *v0 = (uint32_t)from[0], *v1 = (uint32_t)from[1];
+    return at_once;
 }
 
 static inline void signal_add(unsigned *signal)
