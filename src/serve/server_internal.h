@@ -207,6 +207,7 @@ void http_resume(struct exchange *x);
 /* ---- route.c ---- */
 
 const struct route *route_find(const char *path);
+const struct route *route_at(size_t i); /* one after another, then NULL */
 /* The body as a JSON object; else NULL, and the reply is set. */
 json_t *route_body(struct exchange *x);
 /* Is the model called so? What is it called? */
