@@ -562,6 +562,58 @@ static void long_texts(void **state)
     site_close(&site);
 }
 
+/* ---- a socket that somebody else has opened, as systemd does ----------------------------------
+ */
+
+/* The send buffer of the connection whose other end is this client. The server's sockets are this
+ * process's. */
+static int send_buffer_of_peer(int client)
+{
+    struct sockaddr_storage mine, other;
+    socklen_t size = sizeof mine;
+    assert_int_equal(getsockname(client, (struct sockaddr *)&mine, &size), 0);
+    for (int fd = 3; fd < 1024; fd++) {
+        socklen_t other_size = sizeof other, n = sizeof(int);
+        int buffer;
+        if (getpeername(fd, (struct sockaddr *)&other, &other_size) != 0) continue;
+        if (other_size != size || memcmp(&other, &mine, size) != 0) continue;
+        assert_int_equal(getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, &n), 0);
+        return buffer;
+    }
+    fail_msg("no socket of this process is connected to the client");
+    return 0;
+}
+
+/* What the system keeps for a client that does not read is bounded there too, also for who came
+ * before the server did. */
+static void handed_over_socket(void **state)
+{
+    (void)state;
+    struct site site = {.log = ""};
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof address;
+    struct server_options options = {.log_format = SERVER_LOG_NONE};
+    linnet_error err;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), clients[2];
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(listen(fd, 16), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &size), 0);
+    site.port = ntohs(address.sin_port);
+    clients[0] = client_open(&site);
+    assert_ok(server_start(&options, fd, &site.server, &err), err);
+    clients[1] = client_open(&site);
+    for (int i = 0; i < 2; i++) {
+        client_ask(clients[i], "GET", "/", "", NULL);
+        assert_true(client_read(clients[i], &a, false));
+        assert_status(&a, 200);
+        assert_int_equal(send_buffer_of_peer(clients[i]), 2 * (128 << 10)); /* as Linux counts */
+        close(clients[i]);
+    }
+    server_stop(site.server);
+    server_free(site.server);
+}
+
 static void log_lines(void **state)
 {
     (void)state;
@@ -623,6 +675,7 @@ int main(void)
         cmocka_unit_test(unix_socket),
         cmocka_unit_test(many_idle_connections),
         cmocka_unit_test(long_texts),
+        cmocka_unit_test(handed_over_socket),
         cmocka_unit_test(log_lines),
     };
     return cmocka_run_group_tests(tests, NULL, done);
