@@ -74,7 +74,7 @@ static inline void site_open(struct site *site, const char *host,
     assert_ok(server_start(&options, fd, &site->server, &err), err);
 }
 
-static inline void site_load(struct site *site, int max_num_seqs)
+static inline void site_load_from(struct site *site, const char *path, int max_num_seqs)
 {
     linnet_error err;
     linnet_engine_options options = {.threads = 1,
@@ -82,9 +82,14 @@ static inline void site_load(struct site *site, int max_num_seqs)
                                      .max_model_len = 24000,
                                      .max_num_seqs = max_num_seqs,
                                      .max_num_batched_tokens = 256};
-    assert_ok(linnet_model_open(data_path("qwen3-tiny"), &site->model, &err), err);
+    assert_ok(linnet_model_open(path, &site->model, &err), err);
     assert_ok(linnet_engine_create(site->model, &options, &site->engine, &err), err);
     assert_ok(server_attach(site->server, site->model, site->engine, &err), err);
+}
+
+static inline void site_load(struct site *site, int max_num_seqs)
+{
+    site_load_from(site, data_path("qwen3-tiny"), max_num_seqs);
 }
 
 static inline void site_close(struct site *site)

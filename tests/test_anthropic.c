@@ -302,6 +302,8 @@ static void refused_fields(void **state)
         {BEGIN MESSAGES ",\"tools\":[5]}", "tools", "tools[0].name"},
         {BEGIN MESSAGES ",\"tools\":[{\"type\":\"bash_20250124\",\"name\":\"bash\"}]}", "tools",
          "tools[0]: a tool of type 'bash_20250124' is not supported"},
+        {BEGIN MESSAGES ",\"tools\":[{\"type\":5,\"name\":\"f\"," SCHEMA "}]}", "tools",
+         "tools[0]: a tool of type 'an integer' is not supported"},
         {BEGIN MESSAGES ",\"tools\":[{\"name\":\"f\"}]}", "tools", "tools[0].input_schema"},
         {BEGIN MESSAGES ",\"tools\":[{\"name\":\"f g\"," SCHEMA "}]}", "tools", "tools[0].name"},
         {BEGIN MESSAGES ",\"tools\":[{\"name\":\"f\",\"description\":5," SCHEMA "}]}", "tools",
@@ -318,8 +320,13 @@ static void refused_fields(void **state)
          "at least 1024"},
         {BEGIN MESSAGES ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1024}}", "thinking",
          "expected less than max_tokens (5), found 1024"},
+        {BEGIN MESSAGES ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2e3}}", "thinking",
+         "expected less than max_tokens (5), found 2000"},
+        {BEGIN MESSAGES ",\"thinking\":{\"type\":\"adaptive\\u0000\"}}", "thinking",
+         "thinking.type"},
         {BEGIN MESSAGES ",\"mcp_servers\":[{}]}", "mcp_servers", "this server calls no others"},
         {BEGIN MESSAGES ",\"output_config\":{\"format\":{}}}", "output_config", "cannot constrain"},
+        {BEGIN MESSAGES ",\"output_config\":5}", "output_config", "expected an object"},
         {BEGIN MESSAGES ",\"output_format\":{}}", "output_format", "cannot constrain"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_refused(&cases[i]);

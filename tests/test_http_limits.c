@@ -444,31 +444,174 @@ static void unix_socket(void **state)
     assert_int_equal(server_listen("no such host", 0, &fd, text, &err), LINNET_INVALID);
 }
 
+/* Files that may be open: as many as the system allows. */
+static int raise_file_limit(void)
+{
+    struct rlimit limit;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    return limit.rlim_cur < INT32_MAX ? (int)limit.rlim_cur : INT32_MAX;
+}
+
+/* A stream has something new, now that all that had come was read. */
+static void assert_goes_on(int fd)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    char buffer[4096];
+    for (int n = 0; n < 100 && poll(&ready, 1, 0) > 0; n++)
+        assert_true(recv(fd, buffer, sizeof buffer, 0) > 0);
+    if (poll(&ready, 1, 5000) != 1) fail_msg("no token for 5 s");
+    assert_true(recv(fd, buffer, sizeof buffer, 0) > 0);
+}
+
+/* Part of the headers, headers alone, a request answered and no other: each a third. The tokens of
+ * somebody else go on meanwhile. */
 static void many_idle_connections(void **state)
 {
     (void)state;
-    enum { MOST = 1000 };
+    enum { MOST = 3000, EVERY = 250, FILES = 200 };
+    static const char *const begin[] = {
+        "GET /health HTT", "POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Length: 14\r\n\r\n",
+        "GET /health HTTP/1.1\r\nHost: t\r\n\r\n"};
+    static const char *const end[] = {"P/1.1\r\nHost: t\r\n\r\n", "{\"prompt\":\"x\"}",
+                                      "GET /health HTTP/1.1\r\nHost: t\r\n\r\n"};
     static int fds[MOST];
+    struct server_options options = {.header_s = 100, .body_s = 100, .idle_s = 100};
     struct site site;
-    struct rlimit limit;
-    getrlimit(RLIMIT_NOFILE, &limit);
-    int n = limit.rlim_max > 2 * MOST + 200 ? MOST : 100;
-    open_site(&site, NULL, 2);
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
+    int n_files = raise_file_limit(), n = n_files > 2 * MOST + FILES ? MOST : (n_files - FILES) / 2;
+    open_site(&site, &options, 2);
+    int stream = ask_endless(&site, ",\"stream\":true");
     for (int i = 0; i < n; i++) {
         fds[i] = client_open(&site);
-        client_text(fds[i], "GET /health HTT");
+        client_text(fds[i], begin[i % 3]);
+        if (i % EVERY == 0) assert_goes_on(stream);
     }
     ask(&site, "POST", completions, quick, &a);
     assert_status(&a, 200);
-    for (int i = 0; i < n; i++) client_text(fds[i], "P/1.1\r\nHost: t\r\n\r\n");
+    assert_goes_on(stream);
+    ask(&site, "GET", "/metrics", NULL, &a); /* all are there at the same time */
+    const char *connections = strstr(strbuf_cstr(&a.body), "\nlinnet:http_connections");
+    assert_non_null(connections);
+    assert_true(strtol(strchr(connections, ' '), NULL, 10) >= n);
     for (int i = 0; i < n; i++) {
+        if (i % 3 == 2) assert_true(client_read(fds[i], &a, false));
+        client_text(fds[i], end[i % 3]);
+        assert_true(client_read(fds[i], &a, false));
+        assert_status(&a, 200);
+        close(fds[i]);
+        if (i % EVERY == 0) assert_goes_on(stream);
+    }
+    close(stream);
+    assert_quiet(&site);
+    site_close(&site);
+    if (n == MOST) return;
+    print_message("%d connections, not %d: the system allows %d open files\n", n, MOST, n_files);
+    skip();
+}
+
+/* ---- long texts ---------------------------------------------------------------------------- */
+
+static int n_answered(const int *fds, int n)
+{
+    int answered = 0;
+    for (int i = 0; i < n; i++) {
+        struct pollfd ready = {.fd = fds[i], .events = POLLIN};
+        answered += poll(&ready, 1, 0) > 0;
+    }
+    return answered;
+}
+
+/* Texts that take a worker long, more of them than there are workers: short requests of others do
+ * not wait until they are read. */
+static void long_texts(void **state)
+{
+    (void)state;
+    enum { N = 4, SIZE = 2 << 20 };
+    struct site site;
+    struct strbuf body = {0};
+    int fds[N];
+    open_site(&site, NULL, 2);
+    strbuf_text(&body, "{\"prompt\":\"");
+    while (body.size < SIZE) strbuf_text(&body, "the quick brown fox ");
+    strbuf_text(&body, "\"}");
+    for (int i = 0; i < N; i++) {
+        fds[i] = client_open(&site);
+        client_ask(fds[i], "POST", "/tokenize", "", strbuf_cstr(&body));
+    }
+    usleep(100000); /* until workers have them: a fifth of the time that one takes */
+    static const char *const others[][3] = {
+        {"POST", chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":2}"},
+        {"POST", completions, quick},
+        {"POST", "/tokenize", "{\"prompt\":\"x\"}"},
+        {"GET", "/health", NULL},
+        {"GET", "/v1/models", NULL},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        ask(&site, others[i][0], others[i][1], others[i][2], &a);
+        assert_status(&a, 200);
+        assert_in_range(n_answered(fds, N), 0, 1);
+    }
+    for (int i = 0; i < N; i++) {
         assert_true(client_read(fds[i], &a, false));
         assert_status(&a, 200);
         close(fds[i]);
     }
+    strbuf_free(&body);
     site_close(&site);
+}
+
+/* ---- a socket that somebody else has opened, as systemd does ----------------------------------
+ */
+
+/* The send buffer of the connection whose other end is this client. The server's sockets are this
+ * process's. */
+static int send_buffer_of_peer(int client)
+{
+    struct sockaddr_storage mine, other;
+    socklen_t size = sizeof mine;
+    assert_int_equal(getsockname(client, (struct sockaddr *)&mine, &size), 0);
+    for (int fd = 3; fd < 1024; fd++) {
+        socklen_t other_size = sizeof other, n = sizeof(int);
+        int buffer;
+        if (getpeername(fd, (struct sockaddr *)&other, &other_size) != 0) continue;
+        if (other_size != size || memcmp(&other, &mine, size) != 0) continue;
+        assert_int_equal(getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, &n), 0);
+        return buffer;
+    }
+    fail_msg("no socket of this process is connected to the client");
+    return 0;
+}
+
+/* What the system keeps for a client that does not read is bounded there too, also for who came
+ * before the server did. */
+static void handed_over_socket(void **state)
+{
+    (void)state;
+    struct site site = {.log = ""};
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof address;
+    struct server_options options = {.log_format = SERVER_LOG_NONE};
+    linnet_error err;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), clients[2];
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(listen(fd, 16), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &size), 0);
+    site.port = ntohs(address.sin_port);
+    clients[0] = client_open(&site);
+    assert_ok(server_start(&options, fd, &site.server, &err), err);
+    clients[1] = client_open(&site);
+    for (int i = 0; i < 2; i++) {
+        client_ask(clients[i], "GET", "/", "", NULL);
+        assert_true(client_read(clients[i], &a, false));
+        assert_status(&a, 200);
+        assert_int_equal(send_buffer_of_peer(clients[i]), 2 * (128 << 10)); /* as Linux counts */
+        close(clients[i]);
+    }
+    server_stop(site.server);
+    server_free(site.server);
 }
 
 static void log_lines(void **state)
@@ -531,6 +674,8 @@ int main(void)
         cmocka_unit_test(too_large),
         cmocka_unit_test(unix_socket),
         cmocka_unit_test(many_idle_connections),
+        cmocka_unit_test(long_texts),
+        cmocka_unit_test(handed_over_socket),
         cmocka_unit_test(log_lines),
     };
     return cmocka_run_group_tests(tests, NULL, done);

@@ -1,6 +1,7 @@
 /*
  * Many clients at once on a crowded engine: some leave, some are refused for now, and every answer
- * that is complete is the one that its request gets alone. At the end every block is back.
+ * that is complete is the one that its request gets alone. At the end every block is back. And many
+ * short answers at once, none of which may be lost on the way from the engine to its connection.
  */
 #include "http_client.h"
 
@@ -120,8 +121,61 @@ static void crowd(void **state)
     site_close(&site);
 }
 
+/* ---- short answers ------------------------------------------------------------------------- */
+
+enum { N_HASTY = 64, N_HASTY_ROUNDS = 12, ANSWER_S = 8 };
+
+struct hasty {
+    pthread_t thread;
+    bool stream;
+    const char *fault; /* NULL: everything was answered */
+};
+
+/* Eight choices of a stream wake their connection again and again while it is being served. */
+static void *hasty_client(void *arg)
+{
+    static const char whole[] = "{\"prompt\":[40],\"max_tokens\":3,\"ignore_eos\":true}",
+                      streamed[] = "{\"prompt\":[40],\"max_tokens\":3,\"ignore_eos\":true,"
+                                   "\"n\":8,\"stream\":true}";
+    struct hasty *client = arg;
+    struct timeval patience = {.tv_sec = ANSWER_S};
+    for (int i = 0; i < N_HASTY_ROUNDS && !client->fault; i++) {
+        struct answered a = {0};
+        int fd = client_open(&site);
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+        client_ask(fd, "POST", "/v1/completions", "", client->stream ? streamed : whole);
+        if (!client_read(fd, &a, false))
+            client->fault = "no answer came";
+        else if (a.status != 200)
+            client->fault = "a request was refused";
+        else if (a.closed)
+            client->fault = "an answer has no end";
+        close(fd);
+        strbuf_free(&a.body);
+    }
+    return NULL;
+}
+
+static void nobody_is_forgotten(void **state)
+{
+    (void)state;
+    static struct hasty clients[N_HASTY];
+    site_open(&site, "127.0.0.1", NULL);
+    site_load(&site, 64);
+    for (int i = 0; i < N_HASTY; i++) {
+        clients[i] = (struct hasty){.stream = i % 2};
+        assert_int_equal(pthread_create(&clients[i].thread, NULL, hasty_client, &clients[i]), 0);
+    }
+    for (int i = 0; i < N_HASTY; i++) pthread_join(clients[i].thread, NULL);
+    for (int i = 0; i < N_HASTY; i++)
+        if (clients[i].fault) fail_msg("client %d: %s", i, clients[i].fault);
+    assert_quiet(&site);
+    site_close(&site);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(crowd)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(crowd),
+                                       cmocka_unit_test(nobody_is_forgotten)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

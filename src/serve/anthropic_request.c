@@ -5,7 +5,8 @@
 
 bool anthropic_is_string(const json_t *value, const char *text)
 {
-    return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
+    size_t n = strlen(text);
+    return json_string_length(value) == n && memcmp(json_string_value(value), text, n) == 0;
 }
 
 bool anthropic_is_type(const json_t *value, const char *type)
@@ -27,11 +28,11 @@ static linnet_status add_tool(struct parser *p, size_t i, const json_t *tool, js
     const json_t *type = json_object_get(tool, "type");
     json_t *name = json_object_get(tool, "name"), *schema = json_object_get(tool, "input_schema");
     json_t *description = json_object_get(tool, "description");
-    if (json_is_string(type) && !anthropic_is_string(type, "custom"))
+    if (type && !json_is_null(type) && !anthropic_is_string(type, "custom"))
         return FAIL(p, field, LINNET_UNSUPPORTED,
                     "tools[%zu]: a tool of type '%.40s' is not supported: give name, description "
                     "and input_schema",
-                    i, json_string_value(type));
+                    i, json_is_string(type) ? json_string_value(type) : kind_of(type));
     if (!openai_is_tool_name(name))
         return FAIL(p, field, LINNET_INVALID,
                     "tools[%zu].name: expected 1 to %d letters, digits, _ and -", i,
@@ -131,19 +132,19 @@ static linnet_status read_thinking(struct parser *p, json_t *chat)
     const json_t *thinking = get(p, field), *limit = get(p, "max_tokens");
     const json_t *budget = json_object_get(thinking, "budget_tokens");
     bool enabled = anthropic_is_type(thinking, "enabled");
+    int64_t tokens = 0, most = INT64_MAX;
     bool other =
         anthropic_is_type(thinking, "adaptive") || anthropic_is_type(thinking, "between_tools");
     if (thinking && !enabled && !other && !anthropic_is_type(thinking, "disabled"))
         return FAIL(p, field, LINNET_INVALID,
                     "%s.type: expected \"enabled\", \"disabled\" or \"adaptive\"", field);
-    if (enabled && (!json_is_integer(budget) || json_integer_value(budget) < 1024))
+    if (enabled && (!openai_integer(budget, &tokens) || tokens < 1024))
         return FAIL(p, field, LINNET_INVALID,
                     "%s.budget_tokens: expected an integer of at least 1024", field);
-    if (enabled && json_is_integer(limit) &&
-        json_integer_value(budget) >= json_integer_value(limit))
+    if (enabled && openai_integer(limit, &most) && tokens >= most)
         return FAIL(p, field, LINNET_INVALID,
                     "%s.budget_tokens: expected less than max_tokens (%lld), found %lld", field,
-                    (long long)json_integer_value(limit), (long long)json_integer_value(budget));
+                    (long long)most, (long long)tokens);
     return set(p, chat, "chat_template_kwargs",
                json_pack("{s:b}", "enable_thinking", (int)(enabled || other)));
 }
@@ -152,10 +153,13 @@ static linnet_status read_thinking(struct parser *p, json_t *chat)
 static linnet_status check_refused(struct parser *p)
 {
     const json_t *servers = get(p, "mcp_servers");
-    const json_t *format = json_object_get(get(p, "output_config"), "format");
+    const json_t *output = get(p, "output_config"), *format = json_object_get(output, "format");
     if (servers && !(json_is_array(servers) && json_array_size(servers) == 0))
         return FAIL(p, "mcp_servers", LINNET_UNSUPPORTED,
                     "mcp_servers: this server calls no others: connect to them in the client");
+    if (output && !json_is_object(output))
+        return FAIL(p, "output_config", LINNET_INVALID,
+                    "output_config: expected an object, found %s", kind_of(output));
     if (format && !json_is_null(format))
         return FAIL(p, "output_config", LINNET_UNSUPPORTED,
                     "output_config.format: this version cannot constrain an answer: leave it out");

@@ -7,13 +7,14 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
 #include "serve/server_internal.h"
 
-enum { STREAM_BLOCK = 4096, HEADER_MEMORY = 32 << 10 };
+enum { STREAM_BLOCK = 4096, HEADER_MEMORY = 32 << 10, SEND_BUFFER = 128 << 10 };
 
 /* ---- what a request's headers say ----------------------------------------------------------- */
 
@@ -357,17 +358,27 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
     exchange_end(x);
 }
 
+/* What the system keeps for a client that does not read. A connection does not have it from the
+ * listening socket if that is a Unix socket, or if it came before us, by systemd's. */
+static void bound_send_buffer(int socket)
+{
+    static const int size = SEND_BUFFER;
+    setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+}
+
 static void on_connection(void *cls, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode what)
 {
     struct server *s = cls;
     struct peer *peer = *context;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        int socket =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        bound_send_buffer(socket);
         peer = mem_new(1, sizeof *peer);
         *context = peer;
         if (!peer) return; /* then only libmicrohttpd's own time-out holds */
-        peer->socket =
-            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        peer->socket = socket;
         peer->deadline = clock_seconds() + s->options.header_s;
         peer->next = s->peers;
         if (peer->next) peer->next->previous = peer;

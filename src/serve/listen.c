@@ -12,8 +12,7 @@
 
 #include "serve/server.h"
 
-/* Connections inherit the buffer: what the system keeps for a client that does not read. */
-enum { BACKLOG = 1024, SEND_BUFFER = 128 << 10 };
+enum { BACKLOG = 1024 };
 
 union address {
     struct sockaddr any;
@@ -125,10 +124,7 @@ linnet_status server_listen(const char *host, int port, int *fd, char *text, lin
 {
     linnet_status status = strncmp(host, "unix:", 5) == 0 ? listen_local(host + 5, fd, err)
                                                           : listen_inet(host, port, fd, err);
-    if (status) return status;
-    static const int buffer = SEND_BUFFER;
-    setsockopt(*fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
-    return server_describe(*fd, text, err);
+    return status ? status : server_describe(*fd, text, err);
 }
 
 bool server_is_local(int fd)

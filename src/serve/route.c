@@ -296,6 +296,11 @@ static const struct route routes[] = {
     {.path = "/detokenize", .needs_engine = true, .post = post_detokenize},
 };
 
+const struct route *route_at(size_t i)
+{
+    return i < sizeof routes / sizeof *routes ? &routes[i] : NULL;
+}
+
 const struct route *route_find(const char *path)
 {
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {

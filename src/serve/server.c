@@ -28,13 +28,14 @@ void exchange_work(struct exchange *x)
     exchange_hold(x);
     pthread_mutex_lock(&s->mutex);
     bool answered = atomic_load(&x->stage) == STAGE_WAITING; /* goes before new requests */
-    x->next_job = answered ? s->jobs : NULL;
-    if (!s->jobs)
-        s->jobs = s->jobs_last = x;
+    struct jobs *jobs = x->body.size > LONG_BODY ? &s->long_jobs : &s->jobs;
+    x->next_job = answered ? jobs->first : NULL;
+    if (!jobs->first)
+        jobs->first = jobs->last = x;
     else if (answered)
-        s->jobs = x;
+        jobs->first = x;
     else
-        s->jobs_last = s->jobs_last->next_job = x;
+        jobs->last = jobs->last->next_job = x;
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->mutex);
 }
@@ -65,15 +66,29 @@ void exchange_wake(struct exchange *x)
     if (!known && first) wake_loop(s);
 }
 
+/* The next one to work at; under the mutex. A long text occupies a worker for seconds: there is
+ * never more than one at work, so that the others' need not wait. */
+static struct exchange *take_job(struct server *s, bool *is_long)
+{
+    *is_long = s->long_jobs.first && !s->long_job;
+    struct jobs *jobs = *is_long ? &s->long_jobs : &s->jobs;
+    struct exchange *x = jobs->first;
+    if (x) jobs->first = x->next_job;
+    if (*is_long) s->long_job = true;
+    return x;
+}
+
 static void *worker_main(void *arg)
 {
     struct server *s = arg;
     pthread_mutex_lock(&s->mutex);
-    for (;;) {
-        while (!s->jobs && !s->workers_stop) pthread_cond_wait(&s->work, &s->mutex);
-        if (s->workers_stop) break;
-        struct exchange *x = s->jobs;
-        s->jobs = x->next_job;
+    while (!s->workers_stop) {
+        bool is_long;
+        struct exchange *x = take_job(s, &is_long);
+        if (!x) {
+            pthread_cond_wait(&s->work, &s->mutex);
+            continue;
+        }
         pthread_mutex_unlock(&s->mutex);
         if (exchange_is_gone(x))
             reply_error(x, 499, "client_error", NULL, "the client has left");
@@ -85,13 +100,7 @@ static void *worker_main(void *arg)
         if (stage == STAGE_REPLY || stage == STAGE_STREAM) exchange_wake(x);
         exchange_release(x);
         pthread_mutex_lock(&s->mutex);
-    }
-    while (s->jobs) {
-        struct exchange *x = s->jobs;
-        s->jobs = x->next_job;
-        pthread_mutex_unlock(&s->mutex);
-        exchange_release(x);
-        pthread_mutex_lock(&s->mutex);
+        if (is_long) s->long_job = false;
     }
     pthread_mutex_unlock(&s->mutex);
     return NULL;
@@ -390,6 +399,14 @@ void server_stop(struct server *s)
     while (s->n_workers > 0) pthread_join(s->workers[--s->n_workers], NULL);
 }
 
+static void release_jobs(struct jobs *jobs)
+{
+    for (struct exchange *x = jobs->first, *next; x; x = next) {
+        next = x->next_job;
+        exchange_release(x);
+    }
+}
+
 void server_free(struct server *s)
 {
     if (!s) return;
@@ -397,10 +414,8 @@ void server_free(struct server *s)
         next = x->next_ready;
         exchange_release(x);
     }
-    for (struct exchange *x = s->jobs, *next; x; x = next) {
-        next = x->next_job;
-        exchange_release(x);
-    }
+    release_jobs(&s->jobs);
+    release_jobs(&s->long_jobs);
     if (s->epoll_fd >= 0) close(s->epoll_fd);
     if (s->wake_fd >= 0) close(s->wake_fd);
     if (s->listen_fd >= 0) close(s->listen_fd);

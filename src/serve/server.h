@@ -2,8 +2,9 @@
  * server.h - the HTTP server around one engine: what the program needs of it.
  *
  * One thread owns every connection, in libmicrohttpd's epoll loop; two more read requests and write
- * long answers, so that no text, however long, holds up the others' tokens. The engine's thread
- * only leaves its events with the exchange that they belong to.
+ * long answers, so that no text, however long, holds up the others' tokens; only one of the two
+ * reads long ones. The engine's thread only leaves its events with the exchange that they belong
+ * to.
  *
  * Life: server_listen, server_start (answers at once: 503 while loading), server_attach once there
  * is an engine, server_drain, server_stop; then the engine is destroyed, which delivers its last

@@ -22,9 +22,10 @@
 enum {
     N_WORKERS = 2,
     REQUEST_ID_SIZE = 129,
-    ALL_BODIES = 32,     /* times max_body: what all bodies together may take */
-    KEY_SIZE = 256,      /* longest key and a NUL */
-    BODY_SLOWEST = 1024, /* bytes a second */
+    ALL_BODIES = 32,      /* times max_body: what all bodies together may take */
+    KEY_SIZE = 256,       /* longest key and a NUL */
+    BODY_SLOWEST = 1024,  /* bytes a second */
+    LONG_BODY = 64 << 10, /* bytes: one worker at most reads such a one */
     JSON_NESTING = 128,
     JSON_VALUES = 1 << 20 /* a value takes far more memory than its text */
 };
@@ -66,6 +67,11 @@ struct submission {
     int32_t n_left;                    /* choices not finished */
     bool begun;                        /* has left the queue */
     int64_t queue_tokens, live_tokens; /* what it may come to, what it is likely to */
+};
+
+/* Exchanges that wait for a worker. */
+struct jobs {
+    struct exchange *first, *last;
 };
 
 struct exchange {
@@ -159,7 +165,8 @@ struct server {
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t work, idle;
     struct exchange *ready, *ready_last;
-    struct exchange *jobs, *jobs_last;
+    struct jobs jobs, long_jobs; /* the latter have long bodies */
+    bool long_job;               /* one of them is with a worker */
     bool workers_stop, loop_stop;
     double loop_deadline;
     int32_t n_queued, n_live; /* prompts not begun; prompts not finished */
@@ -207,6 +214,7 @@ void http_resume(struct exchange *x);
 /* ---- route.c ---- */
 
 const struct route *route_find(const char *path);
+const struct route *route_at(size_t i); /* one after another, then NULL */
 /* The body as a JSON object; else NULL, and the reply is set. */
 json_t *route_body(struct exchange *x);
 /* Is the model called so? What is it called? */

@@ -156,12 +156,12 @@ static void write_finish(struct exchange *x, size_t i, const char *reason)
     write_chunk(x, choice_json(x, i, nothing, json_null(), reason));
 }
 
-/* False: the answer has failed, and the stream with it. */
+/* False: the answer has failed, and the stream with it; the tokens before come all the same. */
 static bool write_choice(struct exchange *x, size_t i, const struct fresh *fresh)
 {
     struct cursor *c = &x->cursors[i];
     bool ended = fresh->finish_reason != NULL;
-    if (!c->begun && fresh->good && (fresh->answer.n_tokens || ended)) {
+    if (!c->begun && (fresh->answer.n_tokens || (ended && fresh->good))) {
         c->begun = true;
         if (x->request.endpoint == OPENAI_CHAT) write_role(x, i);
         if (x->request.echo) write_piece(x, i, openai_echo(&x->request, i), NULL);
