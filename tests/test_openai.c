@@ -133,10 +133,7 @@ static void chat_all_fields(void **state)
     const linnet_request *r = &request.request;
     const linnet_sampling *s = &r->sampling;
     assert_string_equal(request.model, "m");
-    assert_int_equal(r->max_tokens, 7);
-    assert_int_equal(r->min_tokens, 2);
-    assert_int_equal(r->priority, -7);
-    assert_int_equal(r->n, 3);
+    assert_true(r->max_tokens == 7 && r->min_tokens == 2 && r->priority == -7 && r->n == 3);
     assert_true(s->temperature == 0 && s->top_p == 0.9F && s->min_p == 0.1F && s->top_k == 0);
     assert_true(s->has_seed && s->seed == 42);
     assert_true(s->presence_penalty == -1 && s->frequency_penalty == 1.5F);
@@ -215,8 +212,6 @@ static void refused_fields(void **state)
         {"max_completion_tokens", "3000000000"},
         {"min_tokens", "-1"},
         {"priority", "2147483648"},
-        {"priority", "1.5"},
-        {"priority", "\"high\""},
         {"temperature", "-0.5"},
         {"temperature", "\"hot\""},
         {"temperature", "true"},
