@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from client import Refused, Server
+from client import Server
 
 
 def bench(args):
@@ -56,20 +56,12 @@ async def served(args, server):
     return (last[1] - first[1]) / (last[0] - first[0])
 
 
-async def healthy(server):
-    try:
-        await server.ask("GET", "/health")
-        return True
-    except (OSError, EOFError, Refused):
-        return False
-
-
 def serve(args):
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([args.linnet, "serve", *args.options, "--port", "0", "--log-format", "none",
                                     "--max-num-seqs", str(args.batch)], stdout=log, stderr=log)
         try:
-            for _ in range(200):
+            for _ in range(2400):  # the address comes when the model is there
                 time.sleep(0.05)
                 log.seek(0)
                 text = log.read()
@@ -79,11 +71,6 @@ def serve(args):
             if not found:
                 sys.exit(f"the server did not start: {text}")
             server = Server(found.group().rstrip("/.,"))
-            while not asyncio.run(healthy(server)):  # it listens before the model is there
-                if process.poll() is not None:
-                    log.seek(0)
-                    sys.exit(f"the server has ended: {log.read()}")
-                time.sleep(0.1)
             return asyncio.run(served(args, server))
         finally:
             process.send_signal(signal.SIGTERM)

@@ -51,7 +51,10 @@ def main():
                 times.append(asyncio.run(until_ready(process, log, begun)))
             finally:
                 process.send_signal(signal.SIGTERM)
-                process.wait(60)
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
     print("ready after", ", ".join(f"{t:.3f}" for t in times), f"s; median {statistics.median(times):.3f}")
 
 

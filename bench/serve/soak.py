@@ -5,7 +5,7 @@
 
 Starts a server with little cache and a short queue, so that it preempts and refuses. First each
 kind of request is asked alone. Then clients ask at random: whole or streamed, one answer or
-several, with and without stop texts; some hang up in the middle, wait, or read slowly. Checked: each
+several, with and without stop texts; some hang up at any time, wait, or read slowly. Checked: each
 complete answer is the one that the request got alone; every request ends within --patience seconds;
 at the end nothing runs or waits, every block is back, and, if it took five minutes, memory is within
 2% of its level after the first fifth of the time.

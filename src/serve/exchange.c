@@ -39,7 +39,7 @@ void exchange_release(struct exchange *x)
     free(x->last_token);
     free(x->submissions);
     openai_request_free(&x->request);
-    strbuf_free(&x->body);
+    exchange_free_body(x); /* only now: it may have been waiting to be read */
     strbuf_free(&x->reply);
     strbuf_free(&x->out);
     pthread_mutex_destroy(&x->mutex);
@@ -59,7 +59,6 @@ void exchange_end(struct exchange *x)
     else
         s->exchanges = x->next;
     if (x->next) x->next->previous = x->previous;
-    atomic_fetch_sub(&s->body_bytes, atomic_exchange(&x->body_held, 0));
     if (x->counted && atomic_fetch_sub(&s->n_working, 1) == 1) {
         pthread_mutex_lock(&s->mutex);
         pthread_cond_broadcast(&s->idle);

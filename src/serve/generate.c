@@ -282,6 +282,16 @@ static bool fits_memory(struct exchange *x)
 }
 
 /* Takes the body over. */
+/* Whether the request's model is one of the served; else says so. */
+static bool is_served(struct exchange *x, const struct openai_request *request)
+{
+    if (!request->model || route_serves(x->server, request->model)) return true;
+    reply_error(x, 404, "not_found_error", "model_not_found",
+                "there is no model '%.200s' here: GET /v1/models lists those there are",
+                request->model);
+    return false;
+}
+
 static void generate(struct exchange *x, enum openai_endpoint endpoint, json_t *body)
 {
     struct openai_request request;
@@ -294,10 +304,7 @@ static void generate(struct exchange *x, enum openai_endpoint endpoint, json_t *
         reply_fault(x, &fault);
         return;
     }
-    if (request.model && !route_serves(x->server, request.model)) {
-        reply_error(x, 404, "not_found_error", "model_not_found",
-                    "there is no model '%.200s' here: GET /v1/models lists those there are",
-                    request.model);
+    if (!is_served(x, &request)) {
         openai_request_free(&request);
         return;
     }
@@ -349,7 +356,7 @@ void generate_count(struct exchange *x)
     if (!chat) return;
     if (openai_request_parse(x->server->model, OPENAI_CHAT, chat, &request, &fault))
         reply_fault(x, &fault);
-    else
+    else if (is_served(x, &request))
         reply_json(x, 200, anthropic_count(&request));
     openai_request_free(&request);
     json_decref(chat);
