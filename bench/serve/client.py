@@ -1,6 +1,13 @@
-"""HTTP/1.1 over asyncio's sockets, no more than the load generators need."""
+"""HTTP/1.1 over asyncio's sockets, and a server of one's own: no more than the scripts beside need."""
 import asyncio
+import contextlib
 import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 import urllib.parse
 
 
@@ -80,3 +87,30 @@ async def read_body(reader, headers):
         yield await reader.readexactly(int(headers["content-length"]))
     else:
         yield await reader.read()
+
+
+@contextlib.contextmanager
+def started(linnet, options, seconds=120):
+    """A server of one's own, which has said where it listens: (Server, its process). It is told to
+    stop at the end, and stopped if it does not within a minute."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([linnet, "serve", *options, "--port", "0", "--log-format", "none"], stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + seconds
+            while True:
+                log.seek(0)
+                text = log.read()
+                found = re.search(r"http://\S+", text)
+                if found:
+                    break
+                if process.poll() is not None or time.monotonic() > end:
+                    sys.exit(f"the server did not start: {text}")
+                time.sleep(0.002)
+            yield Server(found.group().rstrip("/.,")), process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -14,14 +14,12 @@ import json
 import os
 import random
 import re
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
-from client import Server
+from client import started
 
 
 def bench(args):
@@ -57,27 +55,8 @@ async def served(args, server):
 
 
 def serve(args):
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([args.linnet, "serve", *args.options, "--port", "0", "--log-format", "none",
-                                    "--max-num-seqs", str(args.batch)], stdout=log, stderr=log)
-        try:
-            for _ in range(2400):  # the address comes when the model is there
-                time.sleep(0.05)
-                log.seek(0)
-                text = log.read()
-                found = re.search(r"http://\S+", text)
-                if found or process.poll() is not None:
-                    break
-            if not found:
-                sys.exit(f"the server did not start: {text}")
-            server = Server(found.group().rstrip("/.,"))
-            return asyncio.run(served(args, server))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with started(args.linnet, [*args.options, "--max-num-seqs", str(args.batch)]) as (server, _):
+        return asyncio.run(served(args, server))
 
 
 def main():

@@ -6,32 +6,18 @@
 import argparse
 import asyncio
 import os
-import re
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 
-from client import Refused, Server
+from client import Refused, started
 
 
-async def until_ready(process, log, begun):
-    while time.perf_counter() - begun < 60:
-        log.seek(0)
-        found = re.search(r"http://\S+", log.read())
+async def until_ready(server):
+    while True:
         try:
-            if found:
-                await Server(found.group().rstrip("/.,")).ask("GET", "/health")
-                return time.perf_counter() - begun
+            return await server.ask("GET", "/health")
         except (OSError, EOFError, Refused):
-            pass
-        if process.poll() is not None:
-            break
-        await asyncio.sleep(0.002)
-    log.seek(0)
-    sys.exit(f"the server is not ready: {log.read()}")
+            await asyncio.sleep(0.002)
 
 
 def main():
@@ -43,18 +29,10 @@ def main():
     args = p.parse_args()
     times = []
     for _ in range(args.runs):
-        with tempfile.TemporaryFile("w+") as log:
-            begun = time.perf_counter()
-            process = subprocess.Popen([args.linnet, "serve", *args.options, "--port", "0", "--log-format", "none"],
-                                       stdout=log, stderr=log)
-            try:
-                times.append(asyncio.run(until_ready(process, log, begun)))
-            finally:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(60)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+        begun = time.perf_counter()
+        with started(args.linnet, args.options) as (server, _):
+            asyncio.run(asyncio.wait_for(until_ready(server), 60))
+            times.append(time.perf_counter() - begun)
     print("ready after", ", ".join(f"{t:.3f}" for t in times), f"s; median {statistics.median(times):.3f}")
 
 

@@ -148,16 +148,8 @@ static __device__ __forceinline__ void slot_factors(const float *slots, int64_t 
     for (int row = threadIdx.x / 32; row < n_rows; row += blockDim.x / 32) {
         float before = running_max[row];
         for (int i = lane; i - lane < n; i += 32) {
-            float own = i < n ? slots[i * slot_floats + maxima + row] : -INFINITY, max = own;
-            for (int o = 1; o < 32; o *= 2) {
-                float other = __shfl_up_sync(~0u, max, o);
-                if (lane >= o) max = fmaxf(max, other);
-            }
-            max = fmaxf(max, before);
-            float previous = __shfl_up_sync(~0u, max, 1), sum = 0, old, add;
-            if (lane == 0) previous = before;
-            before = __shfl_sync(~0u, max, 31);
-            merge_factors(&previous, &sum, own, 0, &old, &add);
+            float own = i < n ? slots[i * slot_floats + maxima + row] : -INFINITY, old, add;
+            before = merge_factors_of_lanes(before, own, &old, &add);
             if (i < n) factors[i * n_rows + row] = make_float2(old, add);
         }
         __syncwarp();

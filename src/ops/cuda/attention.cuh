@@ -220,6 +220,26 @@ static __device__ __forceinline__ void merge_factors(float *max, float *sum, flo
     *max = larger;
 }
 
+/*
+ * merge_factors of up to 32 chunks that follow one another, a lane for each (-infinity: none).
+ * before: the maximum so far. Returns the maximum with all of them.
+ */
+static __device__ __forceinline__ float merge_factors_of_lanes(float before, float chunk_max,
+                                                               float *old, float *add)
+{
+    int lane = threadIdx.x % 32;
+    float max = fmaxf(before, chunk_max), sum = 0;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+        float other = __shfl_up_sync(~0u, max, i);
+        if (lane >= i) max = fmaxf(max, other);
+    }
+    float previous = __shfl_up_sync(~0u, max, 1);
+    if (lane == 0) previous = before;
+    merge_factors(&previous, &sum, chunk_max, 0, old, add);
+    return __shfl_sync(~0u, max, 31);
+}
+
 static __device__ __forceinline__ float merge_value(float running, float chunk, float old,
                                                     float add)
 {

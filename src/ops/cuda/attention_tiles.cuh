@@ -400,11 +400,11 @@ static __global__ void __launch_bounds__(warpgroup_shape<D>::THREADS, 1)
     }
     __syncthreads();
     if (warp >= shape::WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        leave_registers<40>();
         load_chunks<D>(p, t, n_chunks, buffers, full, empty);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers<232>();
     struct tile_rows rows = find_rows(p, t.start, first, end_row);
     previous_wait();
     uint32_t q[D / 16][4];

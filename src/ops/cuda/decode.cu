@@ -68,7 +68,7 @@ static __device__ __forceinline__ void embed_phase(const struct decode_args &a)
         }
 }
 
-/* The number of a step's phases. */
+/* What a step's phase number i is. */
 static __device__ __forceinline__ int phase_of(const struct decode_args &a, int32_t i)
 {
     return i < 4 * a.n_layers ? i % 4 : HEAD;

@@ -295,23 +295,14 @@ static __device__ __forceinline__ void merge_parts(struct merged *r, const float
     int lane = threadIdx.x % 32;
     bool on = threadIdx.x < D;
     float2 mine = lane < n ? sums[lane] : make_float2(-INFINITY, 0);
-    float larger = fmaxf(r->max, mine.x); /* so far, with this chunk */
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-        float other = __shfl_up_sync(~0u, larger, i);
-        if (lane >= i) larger = fmaxf(larger, other);
-    }
-    float before = __shfl_up_sync(~0u, larger, 1);
-    if (lane == 0) before = r->max;
-    float old = before == -INFINITY ? 0.0f : exp2f(before - larger);
-    float add = mine.x == -INFINITY ? 0.0f : exp2f(mine.x - larger);
+    float old, add;
+    r->max = merge_factors_of_lanes(r->max, mine.x, &old, &add);
 #pragma unroll 4
     for (int c = 0; c < n; c++) {
         float o = __shfl_sync(~0u, old, c), with = __shfl_sync(~0u, add, c);
         r->sum = fmaf(__shfl_sync(~0u, mine.y, c), with, r->sum * o);
         if (on) r->value = merge_value(r->value, values[c * D + threadIdx.x], o, with);
     }
-    r->max = __shfl_sync(~0u, larger, 31);
 }
 
 /* The block's heads: chunks come to shared memory in rounds, then a thread for each dimension runs

@@ -604,8 +604,7 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
     if (SPLIT) cluster_arrive();
     if (SPLIT) cluster_wait(); /* now the other blocks' shared memory may be written */
     if (warp < 4) {
-        if constexpr (registers::few > 0)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers::few));
+        if constexpr (registers::few > 0) leave_registers<registers::few>();
         if (warp == 0)
             produce<N, GROUPS, true>(w, b, s);
         else if (warp == 1)
@@ -617,8 +616,7 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
         if (SPLIT) cluster_arrive();
         if (SPLIT) cluster_wait();
     } else {
-        if constexpr (registers::few > 0)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers::many));
+        if constexpr (registers::few > 0) take_registers<registers::many>();
         if (SPLIT)
             consume_split<N, GROUPS, TO>(w, b, per_block, b.ring + w.stages * STAGE_BYTES, s);
         else
