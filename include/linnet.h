@@ -347,6 +347,59 @@ LINNET_API linnet_status linnet_ladder(linnet_model *model, const linnet_engine_
  * on the CPU by `threads` at once (0: all). Takes about a second; 0 if it cannot be measured. */
 LINNET_API double linnet_measure_bandwidth(const char *device, int32_t threads);
 
+/*
+ * What the processor computes at most with every operand in a register, in operations a second (a
+ * multiply-add is two), by `threads` at once (0: all). 0: it has no such instruction, or it was not
+ * measured: the device is a GPU.
+ */
+typedef struct linnet_peaks {
+    double fp32; /* fused multiply-adds */
+    double int8; /* dot products of 8-bit integers */
+    double bf16; /* dot products of bf16 */
+} linnet_peaks;
+
+/* Takes some 0.1 s. */
+LINNET_API void linnet_measure_peaks(const char *device, int32_t threads, linnet_peaks *peaks);
+
+/* The one that bounds products with weights of a type ("Q4_1", as linnet_model_info names it): int8
+ * for quantized ones, bf16 for BF16, else and where the machine has none of these fp32.
+ * *arithmetic, if not NULL: "int8", "bf16" or "fp32". */
+LINNET_API double linnet_peak_of(const linnet_peaks *peaks, const char *dtype,
+                                 const char **arithmetic);
+
+/* One operation of a step, all layers together; or the whole step ("step"), after its operations.
+ */
+typedef struct linnet_operation_row {
+    const char
+        *what; /* "prefill": a prompt of one sequence; "decode": one token of each sequence */
+    int32_t batch, prompt; /* sequences, and tokens before the step (prefill: in it) of each */
+    const char *operation; /* "embed", "qkv", "attention", "o_proj", "gate_up", "down", "head" */
+    double seconds;
+    double step_share;    /* of the step's seconds */
+    double bytes;         /* that must be read: weights, keys and values */
+    double flops;         /* a multiply-add is two */
+    double least_seconds; /* that flops take at the peaks */
+} linnet_operation_row;
+typedef void (*linnet_operation_fn)(void *user, const linnet_operation_row *row);
+
+typedef struct linnet_operations_options {
+    const int32_t *prompts, *batches;
+    size_t n_prompts, n_batches;
+    int32_t repeat;       /* steps of each kind; the rows are those of the median one */
+    int32_t decode_steps; /* likewise, of decoding */
+} linnet_operations_options;
+
+/*
+ * Times each operation of a step that prefills each prompt and of one that decodes each batch after
+ * it, on the CPU; a prompt longer than max_num_batched_tokens (default 512) takes several steps,
+ * counted as one. LINNET_UNSUPPORTED on a GPU, which starts operations without waiting for them.
+ */
+LINNET_API linnet_status linnet_operations(linnet_model *model,
+                                           const linnet_engine_options *options,
+                                           const linnet_operations_options *what,
+                                           const linnet_peaks *peaks, linnet_operation_fn on_row,
+                                           void *user, linnet_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,12 +1,13 @@
 /*
- * bench - speed of prefill and decode through the engine as it is, on random prompts; and the
- * ladder of the design's stages.
+ * bench - speed of prefill and decode through the engine as it is, on random prompts; the ladder of
+ * the design's stages; and where the time of a step goes (bench_operations.c).
  */
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "cli/bench_internal.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
@@ -18,12 +19,16 @@ struct bench {
     linnet_device_info device; /* of the ladder */
     struct integers prompts, batches;
     double bandwidth; /* bytes a second, measured */
+    linnet_peaks peaks;
     uint64_t n_prompts_made;
     json_t *rows;        /* with --json */
     bool titled, failed; /* failed: could not write a row of the ladder */
 };
 
 static int64_t default_prompts[] = {128, 512}, default_batches[] = {1, 2, 4, 8, 16};
+/* --operations has one table for each: the longer prompt alone, and one sequence. */
+static const struct integers one_prompt = {default_prompts + 1, 1},
+                             one_batch = {default_batches, 1};
 
 static int64_t largest(const struct integers *list)
 {
@@ -204,30 +209,43 @@ static void title(struct bench *b, const char *device, const char *reason, struc
     strbuf_char(out, '\n');
 }
 
+static void title_speeds(const struct bench *b, struct strbuf *line)
+{
+    const char *dtype = b->session.info.dtype, *arithmetic;
+    bool measured = linnet_peak_of(&b->peaks, dtype, &arithmetic) > 0;
+    strbuf_format(line, "%s, %s; ", b->session.info.name, dtype);
+    bench_limits(b->bandwidth, &b->peaks, line);
+    strbuf_format(line, "\n%-8s %6s %7s %10s %10s %8s %7s %9s", "", "batch", "prompt", "ms/step",
+                  "tokens/s", "GB/s", "share", "GFLOP/s");
+    if (measured) strbuf_format(line, " of %s", arithmetic);
+    strbuf_char(line, '\n');
+}
+
 static bool show(struct bench *b, const struct row *r)
 {
     const char *device = b->session.plan.device, *dtype = b->session.info.dtype;
     double rate = r->bytes / r->step_s, share = b->bandwidth > 0 ? rate / b->bandwidth : 0;
-    double tflops = r->flops / r->step_s / 1e12;
+    double flops = r->flops / r->step_s, peak = linnet_peak_of(&b->peaks, dtype, NULL);
+    double peak_share = peak > 0 ? flops / peak : 0;
     if (b->rows) {
-        json_t *json = json_pack(
-            "{s:s,s:s,s:s,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f}", "what", r->what, "device", device,
-            "dtype", dtype, "batch", (json_int_t)r->batch, "prompt", (json_int_t)r->prompt,
-            "generated", (json_int_t)r->generated, "ms_step", r->step_s * 1e3, "tok_s", r->tokens_s,
-            "gbytes_s", rate / 1e9, "bandwidth_share", share, "tflops", tflops);
+        json_t *json =
+            json_pack("{s:s,s:s,s:s,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "what", r->what,
+                      "device", device, "dtype", dtype, "batch", (json_int_t)r->batch, "prompt",
+                      (json_int_t)r->prompt, "generated", (json_int_t)r->generated, "ms_step",
+                      r->step_s * 1e3, "tok_s", r->tokens_s, "gbytes_s", rate / 1e9,
+                      "bandwidth_share", share, "tflops", flops / 1e12, "peak_share", peak_share);
         return json_array_append_new(b->rows, json) == 0;
     }
     struct strbuf line = {0};
     if (!b->titled) {
         title(b, device, b->session.plan.device_reason, &line);
-        strbuf_format(&line, "%s, %s; memory reads at %.1f GB/s\n", b->session.info.name, dtype,
-                      b->bandwidth / 1e9);
-        strbuf_format(&line, "%-8s %6s %7s %10s %10s %8s %7s %8s\n", "", "batch", "prompt",
-                      "ms/step", "tokens/s", "GB/s", "share", "TFLOP/s");
+        title_speeds(b, &line);
     }
-    strbuf_format(&line, "%-8s %6lld %7lld %10.2f %10.1f %8.2f %6.0f%% %8.3f\n", r->what,
+    strbuf_format(&line, "%-8s %6lld %7lld %10.2f %10.1f %8.2f %6.0f%% %9.1f", r->what,
                   (long long)r->batch, (long long)r->prompt, r->step_s * 1e3, r->tokens_s,
-                  rate / 1e9, 100 * share, tflops);
+                  rate / 1e9, 100 * share, flops / 1e9);
+    if (peak > 0) strbuf_format(&line, " %6.0f%%", 100 * peak_share);
+    strbuf_char(&line, '\n');
     return output_strbuf(&line);
 }
 
@@ -340,9 +358,12 @@ static int speeds(struct bench *b)
     linnet_engine_options engine = session_engine_options(b->options);
     status = engine_options(b, &engine, &err);
     if (!status && b->options->dry_run) return session_dry_run(&b->session, &engine);
+    if (!status && b->options->operations)
+        return bench_operations(&b->session, &engine, &b->prompts, &b->batches, b->rows);
     if (!status) status = session_start(&b->session, &engine, &err);
     if (status) return output_error(&err);
     b->bandwidth = linnet_measure_bandwidth(b->options->device, b->session.plan.threads);
+    linnet_measure_peaks(b->options->device, b->session.plan.threads, &b->peaks);
     size_t n = b->prompts.n * (1 + b->batches.n);
     for (size_t i = 0; i < n; i++) { /* prefill of each prompt, then each batch after each prompt */
         struct row row = {0};
@@ -404,6 +425,8 @@ int command_bench(const struct options *o)
     struct bench b = {.options = o, .prompts = o->prompt, .batches = o->batch};
     linnet_error err;
     bool stages = o->arguments.n > 0;
+    if (!b.prompts.n && o->operations) b.prompts = one_prompt;
+    if (!b.batches.n && o->operations) b.batches = one_batch;
     if (!b.prompts.n) b.prompts = (struct integers){default_prompts, 2};
     if (!b.batches.n) b.batches = (struct integers){default_batches, 5};
     while (o->max_num_seqs && largest(&b.batches) > o->max_num_seqs) b.batches.n--; /* ascending */

@@ -77,7 +77,7 @@ static linnet_status check_numbers(const struct options *o, linnet_error *err)
 /* A ladder has its own batch and is run once. */
 static linnet_status check_ladder(const struct options *o, linnet_error *err)
 {
-    static const enum option_id ignored[] = {OPTION_BATCH, OPTION_REPEAT};
+    static const enum option_id ignored[] = {OPTION_BATCH, OPTION_REPEAT, OPTION_OPERATIONS};
     const char *what = o->arguments.items[0];
     if (strcmp(what, "ladder") != 0)
         return error_set(err, LINNET_INVALID, "unknown bench '%s': did you mean 'ladder'?", what);

@@ -190,6 +190,11 @@ const struct option_spec option_table[OPTION_COUNT] = {
     [OPTION_REPEAT] = {"repeat", NULL, 0, INTEGER, .group = GROUP_INPUT, .min = 1, .max = 1000,
                        .commands = BENCH, .offset = FIELD(repeat),
                        .help = "measurements of each, the median is shown (default 3)"},
+    [OPTION_OPERATIONS] = {"operations", NULL, 0, FLAG, .group = GROUP_INPUT, .commands = BENCH,
+                           .offset = FIELD(operations),
+                           .help = "where the time of a step goes: each operation beside what "
+                                   "memory and arithmetic allow, on the CPU; --prompt 512 and "
+                                   "--batch 1 unless given"},
     [OPTION_JSON] = {"json", NULL, 0, FLAG, .group = GROUP_INPUT,
                      .commands = RUN | BENCH | TOKENIZE | INSPECT | CHECK, .offset = FIELD(json),
                      .help = "print JSON, nothing else"},

@@ -68,6 +68,7 @@ enum option_id {
     OPTION_PROMPT,
     OPTION_GENERATED,
     OPTION_REPEAT,
+    OPTION_OPERATIONS,
     OPTION_JSON,
     OPTION_DRY_RUN,
     OPTION_HOST,
@@ -115,8 +116,8 @@ struct options {
     int64_t port, max_connections, max_queue_requests, max_queue_tokens, max_body;
     double drain_timeout;
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-    bool no_prefix_caching, enforce_eager, ignore_eos, raw, special, decode, chat, tensors, json,
-        dry_run, quiet, verbose, version, help;
+    bool no_prefix_caching, enforce_eager, ignore_eos, raw, special, decode, chat, tensors,
+        operations, json, dry_run, quiet, verbose, version, help;
     struct texts stop, served_model_name, api_key, cors_origin;
     struct integers prompt_ids, batch, prompt;
 };

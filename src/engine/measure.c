@@ -10,6 +10,7 @@
 #include "engine/api_internal.h"
 #include "model/random.h"
 #include "model/simple.h"
+#include "ops/peak.h"
 
 linnet_status linnet_model_random(const char *shape, const char *dtype, uint64_t seed,
                                   linnet_model **out, linnet_error *err)
@@ -296,7 +297,7 @@ linnet_status linnet_ladder(linnet_model *model, const linnet_engine_options *op
     return status;
 }
 
-/* ---- bandwidth --------------------------------------------------------------------------- */
+/* ---- limits ------------------------------------------------------------------------------- */
 
 struct reading {
     const uint64_t *data;
@@ -350,4 +351,27 @@ double linnet_measure_bandwidth(const char *device, int32_t threads)
     struct device d;
     if (find_device(device, &d, NULL) != LINNET_OK) return 0;
     return d.ops->read_bandwidth ? d.ops->read_bandwidth() : host_bandwidth(threads);
+}
+
+void linnet_measure_peaks(const char *device, int32_t threads, linnet_peaks *peaks)
+{
+    struct device d;
+    struct pool *pool;
+    *peaks = (linnet_peaks){0};
+    if (find_device(device, &d, NULL) != LINNET_OK || d.gpu) return;
+    if (pool_create(threads, &pool, NULL) != LINNET_OK) return;
+    peaks->fp32 = cpu_peak(pool, ARITHMETIC_F32);
+    peaks->int8 = cpu_peak(pool, ARITHMETIC_INT8);
+    peaks->bf16 = cpu_peak(pool, ARITHMETIC_BF16);
+    pool_destroy(pool);
+}
+
+double linnet_peak_of(const linnet_peaks *peaks, const char *dtype, const char **arithmetic)
+{
+    enum dtype type = 0;
+    while (type < DTYPE_COUNT && strcasecmp(dtype_name(type), dtype) != 0) type++;
+    bool quantized = type < DTYPE_COUNT && dtype_block(type) > 1;
+    double peak = quantized ? peaks->int8 : type == DTYPE_BF16 ? peaks->bf16 : 0;
+    if (arithmetic) *arithmetic = peak == 0 ? "fp32" : quantized ? "int8" : "bf16";
+    return peak == 0 ? peaks->fp32 : peak;
 }

@@ -1,0 +1,217 @@
+#include "ops/peak.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "base/clock.h"
+#include "base/limits.h"
+#include "base/threads.h"
+
+/* ---- probes -------------------------------------------------------------------------------- */
+
+/*
+ * A probe is a loop over independent chains: more of them than an instruction's latency times its
+ * issue rate. Each link passes through an empty `asm`, of which the compiler knows nothing: it can
+ * neither leave a link out nor compute it once for all rounds.
+ */
+enum { CHAINS = 12 };
+#define EACH_CHAIN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+
+#if defined(__aarch64__)
+#define UNKNOWN(v) __asm__ volatile("" : "+w"(v));
+#elif defined(__x86_64__)
+#define UNKNOWN(v) __asm__ volatile("" : "+v"(v));
+#else
+#define UNKNOWN(v) __asm__ volatile("" : "+m"(v)); /* through memory: a low limit, not none */
+#endif
+#define UNKNOWN_CHAIN(i) UNKNOWN(a##i)
+#define START_CHAIN(i)   a##i = sum_start;
+
+/* LINK(i) continues chain a##i with the factors x and y. */
+#define PROBE(name, attribute, factor, x_value, y_value, sum, sum_value, LINK)       \
+    attribute static void name(int64_t rounds)                                       \
+    {                                                                                \
+        factor x = x_value, y = y_value;                                             \
+        sum sum_start = sum_value, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11; \
+        UNKNOWN(y)                                                                   \
+        EACH_CHAIN(START_CHAIN)                                                      \
+        for (; rounds > 0; rounds--) {                                               \
+            EACH_CHAIN(LINK)                                                         \
+            EACH_CHAIN(UNKNOWN_CHAIN)                                                \
+            UNKNOWN(x)                                                               \
+        }                                                                            \
+    }
+
+struct probe {
+    enum arithmetic arithmetic;
+    bool (*usable)(void);
+    void (*run)(int64_t rounds);
+    int operations; /* of one link */
+};
+
+#if defined(__x86_64__)
+
+#define TARGET(features) __attribute__((target(features)))
+
+/* Some of these names are not known to every compiler's __builtin_cpu_supports. That the system
+ * saves the wide registers is asked of it all the same. */
+static bool has_leaf7(unsigned subleaf, bool in_c, unsigned bit)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, subleaf, &a, &b, &c, &d) && ((in_c ? c : a) >> bit & 1);
+}
+
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+}
+
+static bool has_avx512_vnni(void)
+{
+    return has_avx512() && has_leaf7(0, true, 11);
+}
+
+static bool has_avx512_bf16(void)
+{
+    return has_avx512() && has_leaf7(1, false, 5);
+}
+
+static bool has_avx_vnni(void)
+{
+    return __builtin_cpu_supports("avx2") && has_leaf7(1, false, 4);
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2");
+}
+
+static bool has_fma(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+/* a x + y stays near 2. */
+#define LINK(i) a##i = _mm512_fmadd_ps(a##i, x, y);
+PROBE(f32_avx512, TARGET("avx512f"), __m512, _mm512_set1_ps(0.5f), _mm512_set1_ps(1), __m512,
+      _mm512_set1_ps(2), LINK)
+#undef LINK
+
+#define LINK(i) a##i = _mm256_fmadd_ps(a##i, x, y);
+PROBE(f32_avx2, TARGET("avx2,fma"), __m256, _mm256_set1_ps(0.5f), _mm256_set1_ps(1), __m256,
+      _mm256_set1_ps(2), LINK)
+#undef LINK
+
+/* Part of every x86-64: a product and a sum. */
+#define LINK(i) a##i = _mm_add_ps(_mm_mul_ps(a##i, x), y);
+PROBE(f32_sse, , __m128, _mm_set1_ps(0.5f), _mm_set1_ps(1), __m128, _mm_set1_ps(2), LINK)
+#undef LINK
+
+#define LINK(i) a##i = _mm512_dpbusd_epi32(a##i, x, y);
+PROBE(int8_avx512, TARGET("avx512f,avx512vnni"), __m512i, _mm512_set1_epi8(85),
+      _mm512_set1_epi8(-51), __m512i, _mm512_setzero_si512(), LINK)
+#undef LINK
+
+/* As an instruction of its own: compilers call the intrinsic differently. */
+#define LINK(i) __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(a##i) : "x"(x), "x"(y));
+PROBE(int8_avx_vnni, TARGET("avx2"), __m256i, _mm256_set1_epi8(85), _mm256_set1_epi8(-51), __m256i,
+      _mm256_setzero_si256(), LINK)
+#undef LINK
+
+/* Products in pairs to 16 bits, pairs to 32, and the sum: x is unknown anew each time, or the first
+ * two would be done once. */
+#define LINK(i)                   \
+    UNKNOWN(x)                    \
+    a##i = _mm256_add_epi32(a##i, \
+                            _mm256_madd_epi16(_mm256_maddubs_epi16(x, y), _mm256_set1_epi16(1)));
+PROBE(int8_avx2, TARGET("avx2"), __m256i, _mm256_set1_epi8(85), _mm256_set1_epi8(-51), __m256i,
+      _mm256_setzero_si256(), LINK)
+#undef LINK
+
+/* 0x3E80 is 1/4 in bf16. */
+#define LINK(i) a##i = _mm512_dpbf16_ps(a##i, (__m512bh)x, (__m512bh)y);
+PROBE(bf16_avx512, TARGET("avx512f,avx512bf16"), __m512i, _mm512_set1_epi16(0x3E80),
+      _mm512_set1_epi16(0x3E80), __m512, _mm512_setzero_ps(), LINK)
+#undef LINK
+
+static const struct probe probes[] = {
+    {ARITHMETIC_F32, has_avx512, f32_avx512, 2 * 16},
+    {ARITHMETIC_F32, has_fma, f32_avx2, 2 * 8},
+    {ARITHMETIC_F32, NULL, f32_sse, 2 * 4},
+    {ARITHMETIC_INT8, has_avx512_vnni, int8_avx512, 2 * 64},
+    {ARITHMETIC_INT8, has_avx_vnni, int8_avx_vnni, 2 * 32},
+    {ARITHMETIC_INT8, has_avx2, int8_avx2, 2 * 32},
+    {ARITHMETIC_BF16, has_avx512_bf16, bf16_avx512, 2 * 32},
+};
+
+#elif defined(__aarch64__)
+
+/* y + a x stays near 2. */
+#define LINK(i) a##i = vfmaq_f32(y, a##i, x);
+PROBE(f32_neon, , float32x4_t, vdupq_n_f32(0.5f), vdupq_n_f32(1), float32x4_t, vdupq_n_f32(2), LINK)
+#undef LINK
+
+static const struct probe probes[] = {{ARITHMETIC_F32, NULL, f32_neon, 2 * 4}};
+
+#else
+
+#define LINK(i) a##i = a##i * x + y;
+PROBE(f32_scalar, , float, 0.5f, 1, float, 2, LINK)
+#undef LINK
+
+static const struct probe probes[] = {{ARITHMETIC_F32, NULL, f32_scalar, 2}};
+
+#endif
+
+/* ---- all threads at once ------------------------------------------------------------------- */
+
+struct run {
+    const struct probe *probe;
+    double rates[LIMIT_THREADS];
+};
+
+/* Each thread counts what it does in the same time, so that one that starts late or shares its
+ * processor lowers the sum by its own part only. */
+static void run_share(void *arg, int thread, int n_threads)
+{
+    enum { ROUNDS = 20000 };
+    struct run *r = arg;
+    double begin = clock_seconds(), seconds;
+    int64_t rounds = 0;
+    (void)n_threads;
+    do {
+        r->probe->run(ROUNDS);
+        rounds += ROUNDS;
+        seconds = clock_seconds() - begin;
+    } while (seconds < 0.01);
+    r->rates[thread] = (double)rounds * CHAINS * r->probe->operations / seconds;
+}
+
+double cpu_peak(struct pool *pool, enum arithmetic arithmetic)
+{
+    enum { PASSES = 3 };
+    size_t i = 0, n = sizeof probes / sizeof *probes;
+    double best = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    while (i < n &&
+           (probes[i].arithmetic != arithmetic || (probes[i].usable && !probes[i].usable())))
+        i++;
+    if (i == n) return 0;
+    struct run r = {.probe = &probes[i]};
+    for (int pass = 0; pass < PASSES; pass++) {
+        double rate = 0;
+        pool_run(pool, run_share, &r);
+        for (int t = 0; t < pool_threads(pool); t++) rate += r.rates[t];
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
