@@ -106,7 +106,7 @@ int bench_operations(const struct session *session, const linnet_engine_options 
         linnet_operations_options what = {.prompts = lengths,
                                           .batches = sizes,
                                           .n_prompts = prompts->n,
-                                          .n_batches = batches->n,
+                                          .n_batches = o->generated ? batches->n : 0,
                                           .repeat = (int32_t)o->repeat,
                                           .decode_steps = (int32_t)o->generated};
         status = linnet_operations(session->model, engine, &what, &t.peaks, on_row, &t, &err);

@@ -3,6 +3,7 @@
  * the design's stages; and where the time of a step goes (bench_operations.c).
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -364,7 +365,8 @@ static int speeds(struct bench *b)
     if (status) return output_error(&err);
     b->bandwidth = linnet_measure_bandwidth(b->options->device, b->session.plan.threads);
     linnet_measure_peaks(b->options->device, b->session.plan.threads, &b->peaks);
-    size_t n = b->prompts.n * (1 + b->batches.n);
+    size_t n_batches = b->options->generated ? b->batches.n : 0;
+    size_t n = b->prompts.n * (1 + n_batches);
     for (size_t i = 0; i < n; i++) { /* prefill of each prompt, then each batch after each prompt */
         struct row row = {0};
         int64_t prompt = b->prompts.items[i % b->prompts.n];
@@ -420,11 +422,37 @@ static int ladder(struct bench *b)
     return b->failed ? EXIT_FAILED : EXIT_DONE;
 }
 
+/* ---- limits -------------------------------------------------------------------------------- */
+
+static int limits(const struct options *o)
+{
+    linnet_device_info device;
+    linnet_peaks peaks;
+    linnet_error err;
+    if (linnet_device_find(o->device, &device, &err)) return output_error(&err);
+    double bandwidth = linnet_measure_bandwidth(o->device, (int32_t)o->threads);
+    linnet_measure_peaks(o->device, (int32_t)o->threads, &peaks);
+    if (o->json) {
+        json_t *json = json_pack("{s:s,s:f,s:f,s:f,s:f}", "device", device.name, "read_gbytes_s",
+                                 bandwidth / 1e9, "fp32_gflops", peaks.fp32 / 1e9, "int8_gflops",
+                                 peaks.int8 / 1e9, "bf16_gflops", peaks.bf16 / 1e9);
+        return output_json(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) ? EXIT_DONE : EXIT_FAILED;
+    }
+    struct strbuf line = {0};
+    strbuf_text(&line, "device: ");
+    session_device(device.name, device.reason, &line);
+    strbuf_char(&line, '\n');
+    bench_limits(bandwidth, &peaks, &line);
+    strbuf_char(&line, '\n');
+    return output_strbuf(&line) ? EXIT_DONE : EXIT_FAILED;
+}
+
 int command_bench(const struct options *o)
 {
     struct bench b = {.options = o, .prompts = o->prompt, .batches = o->batch};
     linnet_error err;
     bool stages = o->arguments.n > 0;
+    if (stages && strcmp(o->arguments.items[0], "limits") == 0) return limits(o);
     if (!b.prompts.n && o->operations) b.prompts = one_prompt;
     if (!b.batches.n && o->operations) b.batches = one_batch;
     if (!b.prompts.n) b.prompts = (struct integers){default_prompts, 2};

@@ -78,9 +78,6 @@ static linnet_status check_numbers(const struct options *o, linnet_error *err)
 static linnet_status check_ladder(const struct options *o, linnet_error *err)
 {
     static const enum option_id ignored[] = {OPTION_BATCH, OPTION_REPEAT, OPTION_OPERATIONS};
-    const char *what = o->arguments.items[0];
-    if (strcmp(what, "ladder") != 0)
-        return error_set(err, LINNET_INVALID, "unknown bench '%s': did you mean 'ladder'?", what);
     for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
         if (is_given(o, ignored[i]))
             return error_set(err, LINNET_INVALID, "bench ladder takes no --%s",
@@ -95,6 +92,39 @@ static linnet_status check_ladder(const struct options *o, linnet_error *err)
     if (o->prompt.n > 1)
         return error_set(err, LINNET_INVALID, "bench ladder takes one --prompt, found %zu",
                          o->prompt.n);
+    if (o->generated < 1)
+        return error_set(err, LINNET_INVALID, "bench ladder decodes: --generated 0 leaves nothing");
+    return LINNET_OK;
+}
+
+/* The machine alone: no model, no prompt. */
+static linnet_status check_limits(const struct options *o, linnet_error *err)
+{
+    static const enum option_id known[] = {OPTION_DEVICE, OPTION_THREADS, OPTION_JSON,
+                                           OPTION_QUIET,  OPTION_VERBOSE, OPTION_HELP};
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        bool of_use = false;
+        for (size_t k = 0; k < sizeof known / sizeof *known; k++) of_use |= (int)known[k] == i;
+        if (is_given(o, (enum option_id)i) && !of_use)
+            return error_set(err, LINNET_INVALID,
+                             "bench limits takes no --%s: it measures the machine alone",
+                             option_table[i].name);
+    }
+    return LINNET_OK;
+}
+
+static linnet_status check_bench(const struct options *o, linnet_error *err)
+{
+    const char *what = o->arguments.n ? o->arguments.items[0] : "";
+    if (strcmp(what, "ladder") == 0) return check_ladder(o, err);
+    if (strcmp(what, "limits") == 0) return check_limits(o, err);
+    if (o->arguments.n)
+        return error_set(err, LINNET_INVALID, "unknown bench '%s': did you mean 'l%s'?", what,
+                         strchr(what, 'm') ? "imits" : "adder");
+    if (o->operations && is_given(o, OPTION_SEED) && !is_given(o, OPTION_RANDOM))
+        return error_set(
+            err, LINNET_INVALID,
+            "--operations takes --seed for --random weights only: its prompts are fixed");
     return LINNET_OK;
 }
 
@@ -104,7 +134,7 @@ linnet_status options_check(const struct options *o, linnet_error *err)
     linnet_status status = check_pairs(o, err);
     if (!status) status = check_numbers(o, err);
     if (status) return status;
-    if (o->command == COMMAND_BENCH && arguments) return check_ladder(o, err);
+    if (o->command == COMMAND_BENCH) return check_bench(o, err);
     bool positional =
         o->command == COMMAND_INSPECT || o->command == COMMAND_CHECK || o->command == COMMAND_SERVE;
     if (positional && arguments && o->model)

@@ -10,7 +10,9 @@ const struct command_spec command_table[COMMAND_COUNT] = {
                        "answer a file of OpenAI batch requests (JSON lines), all at once", 1,
                        false},
     [COMMAND_SERVE] = {"serve", "[MODEL]", "OpenAI-compatible HTTP server", 1, false},
-    [COMMAND_BENCH] = {"bench", "[ladder]", "measure speed; 'ladder' compares the design's stages",
+    [COMMAND_BENCH] = {"bench", "[ladder|limits]",
+                       "measure speed; 'ladder' compares the design's stages, 'limits' measures "
+                       "the machine alone",
                        1, false},
     [COMMAND_TOKENIZE] = {"tokenize", "[TEXT]",
                           "token ids of a text, the way back, or a rendered chat", INT16_MAX,
@@ -184,9 +186,9 @@ const struct option_spec option_table[OPTION_COUNT] = {
                        .commands = BENCH, .offset = FIELD(prompt),
                        .help = "prompt lengths for prefill; each batch size decodes after each "
                                "of them (default 128,512)"},
-    [OPTION_GENERATED] = {"generated", NULL, 0, INTEGER, .group = GROUP_INPUT, .min = 2, UP_TO_I32,
+    [OPTION_GENERATED] = {"generated", NULL, 0, INTEGER, .group = GROUP_INPUT, UP_TO_I32,
                           .commands = BENCH, .offset = FIELD(generated),
-                          .help = "tokens to decode (default 64)"},
+                          .help = "tokens to decode (default 64); 0: prompts alone"},
     [OPTION_REPEAT] = {"repeat", NULL, 0, INTEGER, .group = GROUP_INPUT, .min = 1, .max = 1000,
                        .commands = BENCH, .offset = FIELD(repeat),
                        .help = "measurements of each, the median is shown (default 3)"},

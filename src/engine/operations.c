@@ -243,7 +243,7 @@ static linnet_status check_what(const linnet_operations_options *what, const lin
                                 linnet_error *err)
 {
     int32_t longest = 0, widest = 1;
-    if (what->repeat < 1 || what->decode_steps < 1)
+    if (what->repeat < 1 || (what->n_batches > 0 && what->decode_steps < 1))
         return error_set(err, LINNET_INVALID, "repeat %d, decode_steps %d: give at least 1",
                          what->repeat, what->decode_steps);
     for (size_t i = 0; i < what->n_prompts; i++) {
