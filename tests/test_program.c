@@ -2,90 +2,15 @@
  * The program as people run it: exit codes, what goes to which stream, closed pipes, full disks,
  * Ctrl-C. The second half talks to SmolLM2-135M-Instruct where it is installed (script/get-model).
  */
-#include "support.h"
+#include "program.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <termios.h>
 #include <time.h>
-#include <unistd.h>
 
-static const char program[] = LINNET_BINARY_DIR "/linnet";
 static const char question[] = "What is the capital of Japan?";
-
-struct result {
-    int code; /* exit code, or minus the signal */
-    char out[1 << 16], err[1 << 16];
-};
-static struct result result;
-
-static void slurp(const char *path, char *text, size_t size)
-{
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    text[fread(text, 1, size - 1, f)] = 0;
-    fclose(f);
-}
-
-static char out_path[64], err_path[64], work_path[64];
-
-/* Runs the program with standard input from a text and output into `out` (NULL: collected). */
-static pid_t start(const char *out, const char *input, const char *const *words)
-{
-    int pipe_ends[2];
-    assert_int_equal(pipe(pipe_ends), 0);
-    close(open(out_path, O_WRONLY | O_CREAT | O_TRUNC, 0600)); /* nothing old is left to read */
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        const char *argv[32] = {program};
-        for (int i = 0; words[i]; i++) argv[i + 1] = words[i];
-        dup2(pipe_ends[0], STDIN_FILENO);
-        close(pipe_ends[1]);
-        dup2(open(out ? out : out_path, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
-        dup2(open(err_path, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
-        execv(program, (char *const *)(uintptr_t)argv);
-        _exit(99);
-    }
-    close(pipe_ends[0]);
-    if (input && write(pipe_ends[1], input, strlen(input)) < 0) fail_msg("cannot feed the program");
-    close(pipe_ends[1]);
-    return pid;
-}
-
-static int finish(pid_t pid)
-{
-    int status;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    slurp(out_path, result.out, sizeof result.out);
-    slurp(err_path, result.err, sizeof result.err);
-    return result.code;
-}
-
-#define RUN(input, ...)     finish(start(NULL, input, (const char *const[]){__VA_ARGS__, NULL}))
-#define RUN_INTO(path, ...) finish(start(path, NULL, (const char *const[]){__VA_ARGS__, NULL}))
-#define assert_contains(text, s)                                         \
-    do {                                                                 \
-        if (!strstr(text, s)) fail_msg("no '%s' in '%.2000s'", s, text); \
-    } while (0)
-#define assert_code(expected)                                                                  \
-    do {                                                                                       \
-        if (result.code != (expected))                                                         \
-            fail_msg("exit code %d, expected %d: %.2000s", result.code, expected, result.err); \
-    } while (0)
-
-/* The whole of standard output as one JSON value. json_decref it. */
-static json_t *output_json(void)
-{
-    json_error_t where;
-    json_t *json = json_loads(result.out, 0, &where);
-    if (!json) fail_msg("output is not one JSON value: %s: '%.500s'", where.text, result.out);
-    return json;
-}
 
 static void usage(void **state)
 {
@@ -570,53 +495,7 @@ static void inspect_and_plan(void **state)
     assert_contains(result.out, "KV cache");
 }
 
-static void bench_rows(void **state)
-{
-    (void)state;
-    static const char *const keys[] = {"what",     "device",          "dtype",   "batch",
-                                       "prompt",   "generated",       "ms_step", "tok_s",
-                                       "gbytes_s", "bandwidth_share", "tflops"};
-    RUN(NULL, "bench", "--json", "--batch", "1,2", "--prompt", "16,8", "--generated", "8",
-        "--repeat", "1");
-    assert_code(0);
-    json_t *json = output_json(), *row;
-    size_t i;
-    assert_int_equal(json_array_size(json), 6); /* 2 prefills, 2 batches after 2 prompts */
-    json_array_foreach(json, i, row)
-    {
-        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
-            assert_non_null(json_object_get(row, keys[k]));
-        assert_true(json_number_value(json_object_get(row, "tok_s")) > 0);
-    }
-    json_decref(json);
-    RUN(NULL, "bench", "ladder", "--prompt", "8", "--generated", "4", "--json");
-    assert_code(0);
-    json = output_json();
-    assert_true(json_array_size(json) >= 6);
-    row = json_array_get(json, 2);
-    assert_string_equal(json_string_value(json_object_get(row, "stage")), "paged cache, gathered");
-    json_decref(json);
-}
-
 /* ---- with a tiny model of tests/data -------------------------------------------------------- */
-
-static const char *tiny_path(void)
-{
-    return data_path("qwen3-tiny");
-}
-
-static void ladder(void **state)
-{
-    (void)state;
-    RUN(NULL, "bench", "ladder", "-m", tiny_path(), "--dry-run");
-    assert_code(0);
-    assert_contains(result.out, "KV cache");
-    assert_null(strstr(result.out, "stage"));
-    RUN_INTO("/dev/full", "bench", "ladder", "-m", tiny_path(), "--prompt", "4", "--generated",
-             "2");
-    assert_code(1);
-    assert_contains(result.err, "No space left");
-}
 
 /* A batch whose standard input neither gives anything nor ends gets the signal. 130, or if the
  * signal is ignored as under nohup, 0 at the end of input. */
@@ -752,35 +631,12 @@ static void check_against_goldens(void **state)
     assert_int_equal(system(command), 0);
 }
 
-static int prepare(void **state)
-{
-    (void)state;
-    snprintf(out_path, sizeof out_path, "/tmp/linnet-test-%d.out", (int)getpid());
-    snprintf(err_path, sizeof err_path, "/tmp/linnet-test-%d.err", (int)getpid());
-    snprintf(work_path, sizeof work_path, "/tmp/linnet-test-%d.jsonl", (int)getpid());
-    int fd = open(out_path, O_WRONLY | O_CREAT, 0600);
-    return fd < 0 || close(fd) != 0;
-}
-
-static int tidy_up(void **state)
-{
-    (void)state;
-    unlink(out_path);
-    unlink(err_path);
-    unlink(work_path);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest alone[] = {
-        cmocka_unit_test(usage),
-        cmocka_unit_test(generated_texts),
-        cmocka_unit_test(missing_files),
-        cmocka_unit_test(ladder),
-        cmocka_unit_test(interrupted_while_waiting),
-        cmocka_unit_test(chat_commands),
-        cmocka_unit_test(check_against_goldens),
+        cmocka_unit_test(usage),         cmocka_unit_test(generated_texts),
+        cmocka_unit_test(missing_files), cmocka_unit_test(interrupted_while_waiting),
+        cmocka_unit_test(chat_commands), cmocka_unit_test(check_against_goldens),
     };
     const struct CMUnitTest with_model[] = {
         cmocka_unit_test(capital_of_japan), cmocka_unit_test(streams_alone_on_stdout),
@@ -789,7 +645,7 @@ int main(void)
         cmocka_unit_test(broken_outputs),   cmocka_unit_test(interrupted),
         cmocka_unit_test(tokenize),         cmocka_unit_test(batch),
         cmocka_unit_test(chat_from_a_pipe), cmocka_unit_test(chat_on_a_terminal),
-        cmocka_unit_test(inspect_and_plan), cmocka_unit_test(bench_rows),
+        cmocka_unit_test(inspect_and_plan),
     };
     int failed = cmocka_run_group_tests(alone, prepare, tidy_up);
     if (smollm2_path()) return failed + cmocka_run_group_tests(with_model, prepare, tidy_up);
