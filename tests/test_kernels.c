@@ -10,7 +10,11 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/plain.h"
 
-static const struct kernels *usable[8];
+#if LINNET_EMULATED_KERNELS
+extern const struct kernels kernels_emulated_avx512, kernels_emulated_avx512_dots;
+#endif
+
+static const struct kernels *usable[10];
 static int n_usable;
 
 static int find_kernels(void **state)
@@ -20,6 +24,10 @@ static int find_kernels(void **state)
         usable[n_usable] = kernels_usable(n_usable);
         n_usable++;
     }
+#if LINNET_EMULATED_KERNELS
+    usable[n_usable++] = &kernels_emulated_avx512;
+    usable[n_usable++] = &kernels_emulated_avx512_dots;
+#endif
     return 0;
 }
 
