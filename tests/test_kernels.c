@@ -1,6 +1,6 @@
 /*
- * The CPU's kernels: packed weights are the exact fp32 values of the file, one token gives the
- * same bits as many, every instruction set agrees with the plain operations.
+ * The CPU's kernels: products are those of the file's exact weights, one token gives the same bits
+ * as many, every instruction set agrees with the plain operations.
  */
 #include "support.h"
 
@@ -10,22 +10,24 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/plain.h"
 
-static const struct kernels *usable[3];
+#if LINNET_EMULATED_KERNELS
+extern const struct kernels kernels_emulated_avx512, kernels_emulated_avx512_dots;
+#endif
+
+static const struct kernels *usable[10];
 static int n_usable;
 
 static int find_kernels(void **state)
 {
     (void)state;
-    static const struct kernels *const sets[] = {
-#if defined(__x86_64__)
-        &kernels_avx512,
-        &kernels_avx2,
+    while (kernels_usable(n_usable)) {
+        usable[n_usable] = kernels_usable(n_usable);
+        n_usable++;
+    }
+#if LINNET_EMULATED_KERNELS
+    usable[n_usable++] = &kernels_emulated_avx512;
+    usable[n_usable++] = &kernels_emulated_avx512_dots;
 #endif
-        &kernels_generic
-    };
-    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
-        if (ops_cpu_force(sets[i]->name)) usable[n_usable++] = sets[i];
-    ops_cpu_force(NULL);
     return 0;
 }
 
@@ -59,78 +61,171 @@ static uint8_t *random_rows(enum dtype dtype, int64_t rows, int64_t columns)
 
 enum { ROWS = 13, TOKENS = 29 }; /* a panel that is not full, tokens that are no whole tile */
 
-static void packed_weights_are_exact(void **state)
+/* A panel of random rows, the last ones missing, with their values in double. */
+struct panel {
+    enum dtype dtype;
+    enum pack pack;
+    int64_t columns, bytes;
+    uint8_t *data;  /* three of them, the same */
+    double *values; /* [PANEL, columns] */
+};
+
+static struct panel new_panel(enum dtype dtype)
 {
-    (void)state;
-    for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++) {
-        int64_t columns = 768, row_bytes = dtype_bytes(dtype, columns);
-        uint8_t *data = random_rows(dtype, ROWS, columns);
-        const void *rows[PANEL] = {NULL};
-        for (int r = 0; r < ROWS; r++) rows[r] = data + r * row_bytes;
-        uint8_t *panel = malloc((size_t)pack_panel_bytes(pack_of(dtype), columns));
-        pack_panel(dtype, rows, columns, panel);
-        float *want = malloc((size_t)columns * 4), *got = malloc((size_t)columns * PANEL * 4);
-        for (int i = 0; i < n_usable; i++) {
-            usable[i]->panel_expand(pack_of(dtype), panel, columns, got);
-            for (int r = 0; r < PANEL; r++) {
-                if (r < ROWS)
-                    dtype_to_f32(dtype, rows[r], columns, want);
-                else
-                    memset(want, 0, (size_t)columns * 4);
-                for (int64_t c = 0; c < columns; c++)
-                    if (got[c * PANEL + r] != want[c])
-                        fail_msg("%s %s row %d column %lld: %.9g, expected %.9g", usable[i]->name,
-                                 dtype_name(dtype), r, (long long)c, got[c * PANEL + r], want[c]);
-            }
-        }
-        free(want), free(got), free(panel), free(data);
+    int64_t block = dtype_block(dtype);
+    struct panel p = {.dtype = dtype,
+                      .pack = pack_of(dtype),
+                      .columns = block == 256  ? 768
+                                 : block == 32 ? 608
+                                               : 601};
+    int64_t row_bytes = dtype_bytes(dtype, p.columns);
+    uint8_t *rows_data = random_rows(dtype, ROWS, p.columns);
+    const void *rows[PANEL] = {NULL};
+    float *row = malloc((size_t)p.columns * 4);
+    p.values = calloc((size_t)(PANEL * p.columns), sizeof(double));
+    for (int r = 0; r < ROWS; r++) {
+        rows[r] = rows_data + r * row_bytes;
+        dtype_to_f32(dtype, rows[r], p.columns, row);
+        for (int64_t c = 0; c < p.columns; c++) p.values[r * p.columns + c] = row[c];
     }
+    p.bytes = pack_panel_bytes(p.pack, p.columns);
+    p.data = malloc((size_t)(3 * p.bytes));
+    for (int i = 0; i < 3; i++) pack_panel(dtype, rows, p.columns, p.data + i * p.bytes);
+    free(row), free(rows_data);
+    return p;
 }
 
-/* One token, any number of tokens: the same bits; and close to the plain product. */
+/* TOKENS rows of activations in the form that the kernels want for the panel, and what they then
+ * stand for. */
+struct activations {
+    int64_t stride;
+    char *rows;
+    double *values;
+};
+
+static struct activations new_activations(const struct kernels *k, const struct panel *p)
+{
+    enum activation form = kernels_activation(k, p->pack);
+    int64_t columns = p->columns;
+    struct activations a = {.stride = activation_bytes(form, columns)};
+    a.rows = malloc((size_t)(TOKENS * a.stride));
+    a.values = malloc((size_t)(TOKENS * columns) * sizeof(double));
+    float *x = malloc((size_t)columns * 4);
+    for (int64_t t = 0; t < TOKENS; t++) {
+        char *row = a.rows + t * a.stride;
+        double *value = a.values + t * columns;
+        for (int64_t c = 0; c < columns; c++) x[c] = uniform((uint64_t)(t * columns + c) + 999);
+        if (form == ACTIVATION_F32) memcpy(row, x, (size_t)columns * 4);
+        if (form != ACTIVATION_F32) k->activate(form, x, columns, row);
+        for (int64_t c = 0; c < columns; c++) {
+            if (form == ACTIVATION_F32) value[c] = x[c];
+            if (form == ACTIVATION_BF16) {
+                uint16_t h;
+                memcpy(&h, row + 2 * c, 2);
+                assert_int_equal(h, bf16_from_f32(x[c]));
+                value[c] = f32_from_bf16(h);
+            }
+            if (form == ACTIVATION_I8) {
+                const struct quant_group *g = (const struct quant_group *)row + c / GROUP;
+                value[c] = (double)g->d * g->q[c % GROUP];
+                assert_true(fabs(value[c] - x[c]) <= g->d * 0.500001);
+            }
+        }
+    }
+    free(x);
+    return a;
+}
+
+/* One token, any number of tokens, any number of panels: the same bits; and the exact product of
+ * weights and activations but for the rounding of its own sums. */
 static void product_does_not_depend_on_tokens(void **state)
 {
     (void)state;
     for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++) {
-        int64_t columns = dtype_block(dtype) == 256  ? 768
-                          : dtype_block(dtype) == 32 ? 608
-                                                     : 601,
-                row_bytes = dtype_bytes(dtype, columns);
-        uint8_t *data = random_rows(dtype, PANEL, columns);
-        const void *rows[PANEL];
-        for (int r = 0; r < PANEL; r++) rows[r] = data + r * row_bytes;
-        uint8_t *panel = malloc((size_t)pack_panel_bytes(pack_of(dtype), columns));
-        pack_panel(dtype, rows, columns, panel);
-        float *x = malloc((size_t)(TOKENS * columns) * 4), *w = malloc((size_t)columns * PANEL * 4),
-              *plain = malloc((size_t)columns * PANEL * 4);
-        for (int64_t i = 0; i < TOKENS * columns; i++) x[i] = uniform((uint64_t)i + 999);
-        for (int r = 0; r < PANEL; r++) dtype_to_f32(dtype, rows[r], columns, plain + r * columns);
-        float many[TOKENS * PANEL], few[TOKENS * PANEL], one[3 * PANEL], want[PANEL];
-        int64_t bytes = pack_panel_bytes(pack_of(dtype), columns);
-        uint8_t *three = malloc((size_t)(3 * bytes)); /* the same panel in each place of a run */
-        for (int p = 0; p < 3; p++) memcpy(three + p * bytes, panel, (size_t)bytes);
+        struct panel p = new_panel(dtype);
+        float *scratch = malloc((size_t)p.columns * PANEL * 4);
+        static float many[3 * TOKENS * PANEL], few[3 * TOKENS * PANEL];
         for (int i = 0; i < n_usable; i++) {
-            usable[i]->panel_expand(pack_of(dtype), panel, columns, w);
-            usable[i]->panel_matrix(w, x, columns, TOKENS, columns, many);
+            const struct kernels *k = usable[i];
+            struct activations a = new_activations(k, &p);
+            k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS, scratch,
+                       many);
             for (int n = 1; n < TOKENS; n++) {
-                usable[i]->panel_matrix(w, x, columns, n, columns, few);
-                assert_memory_equal(few, many, (size_t)n * PANEL * 4);
+                k->product(p.pack, p.data, 3, p.bytes, p.columns, a.rows, a.stride, n, scratch,
+                           few);
+                for (int panel = 0; panel < 3; panel++)
+                    assert_memory_equal(few + panel * n * PANEL, many, (size_t)n * PANEL * 4);
             }
             for (int t = 0; t < TOKENS; t++) {
-                usable[i]->panels_vector(pack_of(dtype), three, 3, bytes, x + t * columns, columns,
-                                         one);
-                for (int p = 0; p < 3; p++)
-                    assert_memory_equal(one + p * PANEL, many + t * PANEL, PANEL * 4);
-                plain_matvec(plain, x + t * columns, PANEL, columns, want);
+                k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows + t * a.stride, a.stride,
+                           1, scratch, few);
+                assert_memory_equal(few, many + t * PANEL, PANEL * 4);
                 for (int r = 0; r < PANEL; r++) {
-                    double size = 0; /* worst case: K u sum |a b| */
-                    for (int64_t c = 0; c < columns; c++)
-                        size += fabs((double)plain[r * columns + c] * x[t * columns + c]);
-                    assert_true(fabs((double)one[r] - want[r]) <= (double)columns * 0x1p-24 * size);
+                    double sum = 0, size = 0; /* worst case: K u sum |a b| */
+                    for (int64_t c = 0; c < p.columns; c++) {
+                        double term = p.values[r * p.columns + c] * a.values[t * p.columns + c];
+                        sum += term;
+                        size += fabs(term);
+                    }
+                    /* w = q d + m in two terms, each far larger than their sum may be */
+                    double terms = dtype_block(dtype) > 1 ? 16 : (double)p.columns;
+                    if (!(fabs(few[r] - sum) <= terms * 0x1p-24 * size + 1e-30))
+                        fail_msg("%s %s row %d: %.9g, expected %.9g", k->name, dtype_name(dtype), r,
+                                 few[r], sum);
                 }
             }
+            free(a.rows), free(a.values);
         }
-        free(x), free(w), free(plain), free(panel), free(data), free(three);
+        free(p.data), free(p.values), free(scratch);
+    }
+}
+
+/* Integer sums are exact, so with quantized weights all sets that have fused multiply-adds agree to
+ * the bit. */
+static void sets_agree_with_quantized_weights(void **state)
+{
+    (void)state;
+    for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        if (dtype_block(dtype) == 1) continue;
+        struct panel p = new_panel(dtype);
+        float first[TOKENS * PANEL], other[TOKENS * PANEL];
+        for (int i = 0; i < n_usable; i++) {
+            if (i > 0 && strcmp(usable[i]->name, "generic") == 0) continue;
+            struct activations a = new_activations(usable[i], &p);
+            usable[i]->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS,
+                               NULL, i ? other : first);
+            if (i) assert_memory_equal(first, other, sizeof first);
+            free(a.rows), free(a.values);
+        }
+        free(p.data), free(p.values);
+    }
+}
+
+/* What is not finite must not pass for a number; a group of zeros, or of almost nothing, is one of
+ * zeros; the largest magnitudes come out whole. */
+static void quantized_rows_at_their_limits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_usable; i++) {
+        float x[3 * GROUP] = {0};
+        struct quant_group g[3];
+        for (int c = 0; c < GROUP; c++) x[GROUP + c] = c % 2 ? 3e38f : -3e38f;
+        for (int c = 0; c < GROUP; c++) x[2 * GROUP + c] = 1e-38f;
+        usable[i]->activate(ACTIVATION_I8, x, 3 * GROUP, g);
+        for (int c = 0; c < GROUP; c++) {
+            assert_int_equal(g[0].q[c], 0);
+            assert_int_equal(g[1].q[c], c % 2 ? 127 : -127);
+            assert_int_equal(g[2].q[c], 0);
+        }
+        assert_true(g[0].d == 0 && g[0].sum == 0 && g[2].d == 0 && isfinite(g[1].d));
+        for (int c = 0; c < 3 * GROUP; c += 7)
+            for (int bad = 0; bad < 3; bad++) {
+                float old = x[c];
+                x[c] = bad == 0 ? NAN : bad == 1 ? INFINITY : -INFINITY;
+                usable[i]->activate(ACTIVATION_I8, x, 3 * GROUP, g);
+                assert_true(isnan(g[c / GROUP].d) && isnan(g[c / GROUP].sum));
+                x[c] = old;
+            }
     }
 }
 
@@ -254,8 +349,9 @@ static void attention_agrees_with_formula(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packed_weights_are_exact),
         cmocka_unit_test(product_does_not_depend_on_tokens),
+        cmocka_unit_test(sets_agree_with_quantized_weights),
+        cmocka_unit_test(quantized_rows_at_their_limits),
         cmocka_unit_test(rows_agree_with_plain),
         cmocka_unit_test(silu_keeps_its_limits),
         cmocka_unit_test(large_scores_stay_finite),

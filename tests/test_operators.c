@@ -19,24 +19,15 @@ struct rows_ops {
     void (*silu_mul)(const float *, const float *, int32_t, float *);
 };
 
-static struct rows_ops sets[4] = {{"plain", plain_rmsnorm, plain_rope, plain_silu_mul}};
+static struct rows_ops sets[8] = {{"plain", plain_rmsnorm, plain_rope, plain_silu_mul}};
 static int n_sets = 1;
 
 static int find_kernels(void **state)
 {
     (void)state;
-    static const struct kernels *const all[] = {
-#if defined(__x86_64__)
-        &kernels_avx512,
-        &kernels_avx2,
-#endif
-        &kernels_generic
-    };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (ops_cpu_force(all[i]->name))
-            sets[n_sets++] =
-                (struct rows_ops){all[i]->name, all[i]->rmsnorm, all[i]->rope, all[i]->silu_mul};
-    ops_cpu_force(NULL);
+    const struct kernels *k;
+    for (int i = 0; (k = kernels_usable(i)); i++)
+        sets[n_sets++] = (struct rows_ops){k->name, k->rmsnorm, k->rope, k->silu_mul};
     return 0;
 }
 

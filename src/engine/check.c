@@ -36,10 +36,9 @@ void check_compare(struct check *c, const char *operation, const char *dtype, co
     check_report(c, operation, dtype, shape, max, sqrt(sum / (sum_want > 0 ? sum_want : 1)), bound);
 }
 
-double check_bound(const struct check *c, int64_t longest_sum, int32_t n_roundings)
+double check_bound(double activation_error, int64_t longest_sum, int32_t n_roundings)
 {
-    return 0x1p-22 * sqrt((double)longest_sum) +
-           2 * c->device.ops->activation_error * sqrt((double)n_roundings);
+    return 0x1p-22 * sqrt((double)longest_sum) + 2 * activation_error * sqrt((double)n_roundings);
 }
 
 /* ---- one layer, operation by operation ------------------------------------------------------- */
@@ -103,7 +102,7 @@ static void compare(void *user, const char *operation, int32_t layer)
     size_t n = collect(p, p->reference, operation, layer, p->want);
     int64_t longest = s->hidden > s->intermediate ? s->hidden : s->intermediate;
     if (strcmp(operation, "embed") == 0) longest = 0;
-    double bound = check_bound(p->check, longest, roundings(operation));
+    double bound = check_bound(p->device->activation_error, longest, roundings(operation));
     check_compare(p->check, operation, p->dtype, p->shape, p->kept + p->at, p->want, n, bound);
     p->at += n;
 }
@@ -242,6 +241,7 @@ static linnet_status check_model(struct check *c, linnet_model *m, linnet_error 
     size_t count = (size_t)n * (size_t)s->vocab;
     float *logits[2] = {mem_new(count, sizeof(float)), mem_new(count, sizeof(float))};
     const struct ops *ops[2] = {c->device.ops, &ops_reference};
+    double error = 0;
     linnet_status status = logits[0] && logits[1]
                                ? LINNET_OK
                                : error_memory(err, "the logits", 2 * count * sizeof(float));
@@ -254,12 +254,13 @@ static linnet_status check_model(struct check *c, linnet_model *m, linnet_error 
                                 err);
         if (!status) status = simple_create(d, &simple, err);
         if (!status) status = simple_forward(simple, ids, n, 0, n, 0, true, logits[i], err);
+        if (!status && i == 0) error = d->activation_error;
         simple_destroy(simple);
         decoder_destroy(d);
     }
     snprintf(shape, sizeof shape, "[%d, %d]", n, s->vocab);
     /* the layers' errors add up like independent ones */
-    double bound = check_bound(c, (int64_t)s->hidden * s->n_layers, roundings("head"));
+    double bound = check_bound(error, (int64_t)s->hidden * s->n_layers, roundings("head"));
     if (!status) check_compare(c, "logits", m->dtype, shape, logits[0], logits[1], count, bound);
     free(logits[0]);
     free(logits[1]);

@@ -16,8 +16,11 @@ struct golden {
     bool has_arrays;
     char directory[1024], name[256];
     struct simple *simple;
-    float *logits; /* [vocab] */
+    double activation_error; /* of the decoder */
+    float *logits;           /* [vocab] */
 };
+
+static const double BF16_ERROR = 0.0017; /* an activation_error above it is that of 8 bits */
 
 /* The files' names: NAME for a directory, gguf-NAME for a GGUF file; in golden/ beside or above. */
 static bool find_golden(const linnet_model *m, struct golden *g)
@@ -94,18 +97,21 @@ static double number_at(const json_t *json, const char *a, const char *b, const 
 }
 
 /* The set's own rules: in fp32 four times what Hugging Face's differs from float64, in bf16 one and
- * a half times what its bf16 differs from its fp32. */
-static double golden_bound(const struct check *c, const struct golden *g)
+ * a half times what its bf16 differs from its fp32, with activations in 8 bits one and a half times
+ * what that changes in fp32. */
+static double golden_bound(const struct golden *g)
 {
-    if (c->device.ops->activation_error > 0)
+    if (g->activation_error > BF16_ERROR)
+        return 1.5 * number_at(g->json, "int8_activation_error", "logits.last", "rms_rel");
+    if (g->activation_error > 0)
         return 1.5 * number_at(g->json, "hf_bf16_error", "logits.last", "rms_rel");
     return 4 * number_at(g->json, "hf_fp32_error_vs_float64", "logits.last", "rms_rel") + 1e-7;
 }
 
 /*
- * Greedy tokens, 48 or 64 of them. In fp32 all must agree; in bf16 up to the first step whose gap
- * between winner and runner-up is no larger than four times what bf16 changes it by. The row counts
- * those that differ before.
+ * Greedy tokens, 48 or 64 of them. In fp32 all must agree; else up to the first step whose gap
+ * between winner and runner-up is no larger than four times what the rounding changes it by. The
+ * row counts those that differ before.
  */
 static linnet_status check_greedy(struct check *c, const linnet_model *m, const struct golden *g,
                                   int32_t *ids, int32_t n, const json_t *prompt, linnet_error *err)
@@ -117,9 +123,10 @@ static linnet_status check_greedy(struct check *c, const linnet_model *m, const 
     linnet_status status =
         simple_generate(g->simple, ids, n, n_new, m->config.shape.vocab, true, err);
     if (status) return status;
-    bool exact = c->device.ops->activation_error == 0;
-    double noise =
-        4 * json_number_value(json_object_get(json_object_get(g->json, "bf16_gap_noise"), "rms"));
+    bool exact = g->activation_error == 0, eight_bits = g->activation_error > BF16_ERROR;
+    const json_t *errors = eight_bits ? json_object_get(g->json, "int8_activation_error") : g->json;
+    const json_t *gap = json_object_get(errors, eight_bits ? "gap_noise" : "bf16_gap_noise");
+    double noise = 4 * json_number_value(json_object_get(gap, "rms"));
     for (; i < n_new; i++) {
         if (ids[n + i] == json_integer_value(json_array_get(greedy, (size_t)i))) continue;
         wrong += exact || json_number_value(json_array_get(gaps, (size_t)i)) > noise;
@@ -154,7 +161,7 @@ static linnet_status check_prompt(struct check *c, const linnet_model *m, const 
     linnet_status status = simple_forward(g->simple, ids, n, 0, n, 0, false, g->logits, err);
     if (status) return status;
     const float *want = last_logits(g, n, vocab);
-    double bound = golden_bound(c, g);
+    double bound = golden_bound(g);
     snprintf(name, sizeof name, "prompt %d, [%d]", n, vocab);
     if (want)
         check_compare(c, "golden logits", m->dtype, name, g->logits, want, (size_t)vocab, bound);
@@ -179,6 +186,7 @@ static linnet_status run_goldens(struct check *c, linnet_model *m, struct golden
     if (!status)
         status = decoder_create(m->checkpoint, &m->config, c->device.ops, c->pool, &limits, NULL,
                                 NULL, &d, err);
+    if (!status) g->activation_error = d->activation_error;
     if (!status) status = simple_create(d, &g->simple, err);
     if (!status)
         json_array_foreach(json_object_get(g->json, "prompts"), i, prompt) if (!status) status =

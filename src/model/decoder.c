@@ -126,7 +126,11 @@ static struct matrix *load_stacked(struct loader *l, const struct tensor *const 
         row += rows;
     }
     l->status = l->d->ops->load_matrix(l->d->backend, parts, n_parts, &m, l->err);
-    for (int i = 0; i < n && tensors[i]; i++) loaded(l, tensors[i]);
+    for (int i = 0; i < n && tensors[i]; i++) {
+        double error = l->d->ops->activation_error(tensors[i]->dtype);
+        if (error > l->d->activation_error) l->d->activation_error = error;
+        loaded(l, tensors[i]);
+    }
     return m;
 }
 

@@ -18,6 +18,7 @@ struct decoder {
     struct layer *layers;      /* [n_layers] */
     struct vector *final_norm; /* [hidden] */
     struct matrix *head;       /* [vocab, hidden] */
+    double activation_error;   /* ops.h: the largest that a matrix has */
     struct rope rope;
     float *rope_divisors; /* [head_dim / 2] from rope_freqs.weight, or NULL */
     float *rope_rows;     /* [max_tokens, head_dim] of the step */

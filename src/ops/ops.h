@@ -134,9 +134,10 @@ enum buffer {
  */
 struct ops {
     const char *name; /* "reference", "cpu", "cuda" */
-    /* Relative error (rms) with which activations are kept between operations: 0 for fp32, 0.0017
-     * for bf16. */
-    double activation_error;
+    /* Relative error (rms) of activations between operations, or as a product with weights of that
+     * type takes them, whichever is larger: 0 for fp32, 0.0017 for bf16, 0.006 for 8 bits and a
+     * scale for each 32. */
+    double (*activation_error)(enum dtype dtype);
 
     /* `pool` is the caller's and outlives the backend; a device backend may ignore it. */
     linnet_status (*open)(const struct shape *shape, const struct limits *limits, struct pool *pool,
@@ -235,7 +236,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 5 }; /* grows with every change of this header */
+enum { OPS_ABI = 6 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };
@@ -244,7 +245,7 @@ typedef const struct ops *(*ops_cuda_fn)(const struct ops_cuda_request *request,
 #define OPS_CUDA_LIBRARY "liblinnet_cuda.so"
 #define OPS_CUDA_SYMBOL  "linnet_cuda_ops"
 
-/* The instruction set that ops_cpu uses here: "avx512", "avx2", "generic". `force` (tests): one of
+/* The instruction set that ops_cpu uses here: "avx512_bf16", "avx2", "generic", ... `force` (tests): one of
  * these names, or NULL for the best; false if the machine cannot. */
 const char *ops_cpu_kernels(void);
 bool ops_cpu_force(const char *name);

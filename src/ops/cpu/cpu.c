@@ -17,14 +17,18 @@ static_assert((int)PANEL == (int)KV_BLOCK, "a vector of scores is a block of key
 /* Rows of one dtype; a matrix merged from q, k and v may have up to four such segments. */
 struct segment {
     enum pack pack;
-    int64_t first_row, rows, n_panels, panel_bytes;
+    enum activation form; /* of the rows that it is multiplied with */
+    int64_t first_row, rows, n_panels;
+    int64_t stride; /* bytes from a panel to the next */
     uint8_t *panels;
 };
 
 enum { MAX_SEGMENTS = 4 };
 
 struct matrix {
-    int64_t rows, columns, n_panels;
+    int64_t rows, columns;
+    int64_t n_panels; /* that threads share; of a paired matrix a panel of gate and one of up */
+    bool paired;      /* gate's panels and up's lie in turn */
     int n_segments;
     struct segment segments[MAX_SEGMENTS];
     struct matrix_part source; /* embedding only: rows are read where the file has them */
@@ -47,7 +51,9 @@ struct backend {
     struct vector *vectors;
     float *cache; /* [n_layers][K, V][n_blocks][n_kv_heads][16 * head_dim] */
     size_t cache_bytes;
-    float *x, *norm, *qkv, *attn, *gate_up, *act, *logits; /* rows of the step; qkv holds q, k, v */
+    float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */
+    char *forms; /* rows of a product's input in the forms that it wants, forms_bytes each */
+    int64_t forms_bytes;
     float *buffers;
     size_t buffer_bytes;
     const float *rope; /* the step's rows */
@@ -65,41 +71,71 @@ static bool has_f16c(void) /* not a name that every compiler's builtin knows */
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+
+enum { AVX_VNNI = 1 << 4, AVX512_BF16 = 1 << 5 }; /* in eax of leaf 7, subleaf 1 */
+
+static bool has_leaf_7_1(unsigned bit)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit);
+}
 #endif
 
-static const struct kernels *best_kernels(void)
+/* The sets of a machine, each a superset of the next; false where this one cannot run it. */
+static const struct {
+    const struct kernels *kernels;
+    bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16; /* what it needs */
+} sets[] = {
+#if defined(__x86_64__)
+    {&kernels_avx512_bf16, true, false, true, true, true},
+    {&kernels_avx512_vnni, true, false, true, true, false},
+    {&kernels_avx512, true, false, true, false, false},
+    {&kernels_avx2_vnni, true, true, false, false, false},
+    {&kernels_avx2, true, false, false, false, false},
+#endif
+    {&kernels_generic, false, false, false, false, false},
+};
+enum { N_SETS = sizeof sets / sizeof *sets };
+
+static bool runs(int set)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx2 && avx512) return &kernels_avx512;
-    if (avx2) return &kernels_avx2;
+    return (!sets[set].avx2 || avx2) && (!sets[set].avx_vnni || has_leaf_7_1(AVX_VNNI)) &&
+           (!sets[set].avx512 || avx512) &&
+           (!sets[set].avx512_vnni || __builtin_cpu_supports("avx512vnni")) &&
+           (!sets[set].avx512_bf16 || has_leaf_7_1(AVX512_BF16));
+#else
+    return set == N_SETS - 1;
 #endif
-    return &kernels_generic;
+}
+
+const struct kernels *kernels_usable(int i)
+{
+    for (int set = 0; set < N_SETS; set++)
+        if (runs(set) && i-- == 0) return sets[set].kernels;
+    return NULL;
+}
+
+static const struct kernels *chosen_kernels(void)
+{
+    return forced ? forced : kernels_usable(0);
 }
 
 const char *ops_cpu_kernels(void)
 {
-    return forced ? forced->name : best_kernels()->name;
+    return chosen_kernels()->name;
 }
 
 bool ops_cpu_force(const char *name)
 {
-    const struct kernels *const sets[] = {
-#if defined(__x86_64__)
-        &kernels_avx512,
-        &kernels_avx2,
-#endif
-        &kernels_generic
-    };
     forced = NULL;
     if (!name) return true;
-    int n = (int)(sizeof sets / sizeof *sets), best = 0;
-    while (sets[best] != best_kernels()) best++;
-    for (int i = best; i < n; i++)
-        if (strcmp(sets[i]->name, name) == 0) forced = sets[i];
+    for (int i = 0; !forced && kernels_usable(i); i++)
+        if (strcmp(kernels_usable(i)->name, name) == 0) forced = kernels_usable(i);
     return forced != NULL;
 }
 
@@ -115,15 +151,58 @@ static int64_t cpu_cache_bytes(const struct shape *s, int32_t n_blocks)
 static int64_t row_width(const struct shape *s)
 {
     int64_t q = (int64_t)s->n_heads * s->head_dim, kv = (int64_t)s->n_kv_heads * s->head_dim;
-    return 2 * (int64_t)s->hidden + q + 2 * kv + q + 3 * (int64_t)s->intermediate;
+    return 2 * (int64_t)s->hidden + q + 2 * kv + q + (int64_t)s->intermediate;
+}
+
+static int64_t widest_input(const struct shape *s)
+{
+    int64_t widest = s->hidden > s->intermediate ? s->hidden : s->intermediate;
+    return widest > (int64_t)s->n_heads * s->head_dim ? widest : (int64_t)s->n_heads * s->head_dim;
+}
+
+/* A row of a product's input in 8 bits, then in bf16: a matrix may want both. */
+static int64_t forms_bytes(const struct shape *s)
+{
+    int64_t columns = (widest_input(s) + GROUP - 1) / GROUP * GROUP;
+    return activation_bytes(ACTIVATION_I8, columns) + activation_bytes(ACTIVATION_BF16, columns);
+}
+
+static int64_t max_rows(const struct limits *l)
+{
+    return l->max_tokens > l->max_logits ? l->max_tokens : l->max_logits;
+}
+
+enum {
+    ALONE = 4, /* rows that every thread prepares for itself: cheaper than to wait for each other */
+    RUN = 8    /* panels a call of the kernel for one token */
+};
+
+/* A thread's own memory, in floats. */
+struct scratch {
+    float *expanded; /* a panel's weights */
+    float *rows;     /* of a panel or a pair of them, or RUN panels for one token */
+    float *norm;     /* [ALONE, columns] */
+    char *forms;     /* [ALONE, forms_bytes] */
+};
+
+static int64_t cut_scratch(const struct shape *s, const struct limits *l, float *memory,
+                           struct scratch *out)
+{
+    int64_t widest = widest_input(s), rows = max_rows(l) > RUN ? max_rows(l) : RUN;
+    int64_t expanded = widest * PANEL, norm = ALONE * widest,
+            forms = (ALONE * forms_bytes(s) + 3) / 4;
+    if (memory) {
+        out->expanded = memory;
+        out->rows = memory + expanded;
+        out->norm = out->rows + 2 * rows * PANEL;
+        out->forms = (char *)(out->norm + norm);
+    }
+    return expanded + 2 * rows * PANEL + norm + forms;
 }
 
 static int64_t thread_scratch(const struct shape *s, const struct limits *l)
 {
-    int64_t widest = s->hidden > s->intermediate ? s->hidden : s->intermediate;
-    if (widest < (int64_t)s->n_heads * s->head_dim) widest = (int64_t)s->n_heads * s->head_dim;
-    int64_t rows = l->max_tokens > l->max_logits ? l->max_tokens : l->max_logits;
-    int64_t product = (widest + rows) * PANEL, attention = s->head_dim + ATTENTION_CHUNK;
+    int64_t product = cut_scratch(s, l, NULL, NULL), attention = s->head_dim + ATTENTION_CHUNK;
     int64_t size = product > attention ? product : attention;
     return (size + 63) / 64 * 64 + 64; /* threads do not share cache lines */
 }
@@ -131,7 +210,8 @@ static int64_t thread_scratch(const struct shape *s, const struct limits *l)
 static int64_t row_bytes(const struct shape *s, const struct limits *l)
 {
     return (int64_t)sizeof(float) *
-           (l->max_tokens * row_width(s) + (int64_t)l->max_logits * s->vocab);
+               (l->max_tokens * row_width(s) + (int64_t)l->max_logits * s->vocab) +
+           max_rows(l) * forms_bytes(s);
 }
 
 static int64_t cpu_buffer_bytes(const struct shape *s, const struct limits *l, int32_t n_threads)
@@ -181,7 +261,6 @@ static void cut_buffers(struct backend *b)
                 {&b->norm, s->hidden},
                 {&b->qkv, q + 2 * kv},
                 {&b->attn, q},
-                {&b->gate_up, 2 * s->intermediate},
                 {&b->act, s->intermediate}};
     float *at = b->buffers;
     for (size_t i = 0; i < sizeof plan / sizeof *plan; i++) {
@@ -189,6 +268,8 @@ static void cut_buffers(struct backend *b)
         at += plan[i].width * b->limits.max_tokens;
     }
     b->logits = at;
+    b->forms = (char *)(at + (int64_t)b->limits.max_logits * s->vocab);
+    b->forms_bytes = forms_bytes(s);
 }
 
 static linnet_status cpu_open(const struct shape *shape, const struct limits *limits,
@@ -199,7 +280,7 @@ static linnet_status cpu_open(const struct shape *shape, const struct limits *li
     b->shape = *shape;
     b->limits = *limits;
     b->pool = pool;
-    b->kernels = forced ? forced : best_kernels();
+    b->kernels = chosen_kernels();
     b->cache_bytes = (size_t)cpu_cache_bytes(shape, limits->n_blocks);
     b->buffer_bytes = (size_t)row_bytes(shape, limits);
     b->scratch_size = thread_scratch(shape, limits);
@@ -236,7 +317,7 @@ static void pack_share(void *arg, int thread, int n_threads)
             rows[r] = (const char *)p->part->data +
                       matrix_source_row(i * PANEL + r, p->part->interleaved) * row_bytes;
         pack_panel(p->part->dtype, rows, p->part->columns,
-                   p->segment->panels + i * p->segment->panel_bytes);
+                   p->segment->panels + i * p->segment->stride);
     }
 }
 
@@ -262,17 +343,28 @@ static linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part
         m->bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
     m->pages = mem_pages(m->bytes, true);
     if (!m->pages) return error_memory(err, "a weight matrix", m->bytes);
+    m->paired = n_parts == 2 && parts[0].paired && parts[1].paired;
     uint8_t *at = m->pages;
     for (int i = 0; i < n_parts; i++) {
+        struct segment *segment = &m->segments[i];
         enum pack pack = pack_of(parts[i].dtype);
         int64_t n_panels = (parts[i].rows + PANEL - 1) / PANEL,
                 panel_bytes = pack_panel_bytes(pack, m->columns);
-        m->segments[i] = (struct segment){pack, m->rows, parts[i].rows, n_panels, panel_bytes, at};
+        *segment = (struct segment){pack,     kernels_activation(b->kernels, pack),
+                                    m->rows,  parts[i].rows,
+                                    n_panels, panel_bytes,
+                                    at};
         m->rows += parts[i].rows;
         m->n_panels += n_panels;
-        at += n_panels * panel_bytes;
-        pool_run(b->pool, pack_share, &(struct packing){&parts[i], &m->segments[i]});
+        at += m->paired ? panel_bytes : n_panels * panel_bytes;
     }
+    if (m->paired) {
+        m->n_panels /= 2;
+        m->segments[0].stride = m->segments[1].stride =
+            m->segments[0].stride + m->segments[1].stride;
+    }
+    for (int i = 0; i < n_parts; i++)
+        pool_run(b->pool, pack_share, &(struct packing){&parts[i], &m->segments[i]});
     *out = m;
     return LINNET_OK;
 }
@@ -301,95 +393,19 @@ static linnet_status cpu_load_vector(struct backend *b, const float *values, int
     return LINNET_OK;
 }
 
-/* ---- matrix products --------------------------------------------------------------------- */
-
-enum { RUN = 8 }; /* panels a call of the one-token kernel */
-
-/* y[t][row] = (or +=) w[row] x[t] (+ bias[row]) */
-struct product {
-    struct backend *b;
-    const struct matrix *w;
-    const float *x, *bias;
-    float *y;
-    int64_t n, y_stride;
-    bool add;
-};
-
-/* rows: [n, 16] of that panel */
-static void finish_panel(const struct product *p, const struct segment *s, int64_t panel,
-                         const float *rows)
-{
-    int64_t first = panel * PANEL, valid = s->rows - first < PANEL ? s->rows - first : PANEL;
-    for (int64_t t = 0; t < p->n; t++) {
-        float *y = p->y + t * p->y_stride + s->first_row + first;
-        const float *from = rows + t * PANEL,
-                    *bias = p->bias ? p->bias + s->first_row + first : NULL;
-        for (int64_t r = 0; r < valid; r++) {
-            float sum = bias ? from[r] + bias[r] : from[r];
-            y[r] = p->add ? y[r] + sum : sum;
-        }
-    }
-}
-
-static void product_panels(const struct product *p, const struct segment *s, int64_t begin,
-                           int64_t end, float *scratch)
-{
-    const struct kernels *k = p->b->kernels;
-    int64_t columns = p->w->columns;
-    float *rows = scratch, *expanded = scratch + p->n * PANEL;
-    if (p->n == 1) {
-        float some[RUN * PANEL];
-        for (int64_t panel = begin; panel < end; panel += RUN) {
-            int64_t count = end - panel < RUN ? end - panel : RUN;
-            k->panels_vector(s->pack, s->panels + panel * s->panel_bytes, count, s->panel_bytes,
-                             p->x, columns, some);
-            for (int64_t i = 0; i < count; i++) finish_panel(p, s, panel + i, some + i * PANEL);
-        }
-        return;
-    }
-    for (int64_t panel = begin; panel < end; panel++) {
-        k->panel_expand(s->pack, s->panels + panel * s->panel_bytes, columns, expanded);
-        k->panel_matrix(expanded, p->x, columns, p->n, columns, rows);
-        finish_panel(p, s, panel, rows);
-    }
-}
-
-static void product_share(void *arg, int thread, int n_threads)
-{
-    const struct product *p = arg;
-    int64_t begin, end, first = 0;
-    pool_share(p->w->n_panels, 1, thread, n_threads, &begin, &end);
-    for (int i = 0; i < p->w->n_segments; first += p->w->segments[i++].n_panels) {
-        const struct segment *s = &p->w->segments[i];
-        int64_t from = begin > first ? begin - first : 0,
-                to = end - first < s->n_panels ? end - first : s->n_panels;
-        if (from < to) product_panels(p, s, from, to, p->b->scratch + thread * p->b->scratch_size);
-    }
-}
-
-static void product(struct backend *b, const struct matrix *w, const float *x, int64_t n, float *y,
-                    int64_t y_stride, const struct vector *bias, bool add)
-{
-    struct product p = {b, w, x, bias ? bias->v : NULL, y, n, y_stride, add};
-    pool_run(b->pool, product_share, &p);
-}
-
-/* ---- row-wise work ----------------------------------------------------------------------- */
+/* ---- rows ---------------------------------------------------------------------------------- */
 
 /* Work on the rows of a step: by the caller alone where waking the pool would cost more. */
 struct rows_work {
     struct backend *b;
     const struct step *s;
     const struct layer *w;
-    const struct vector *norm;
-    const int32_t *row_of; /* norm: row i reads x row row_of[i]; NULL: row i */
     const struct matrix_part *embedding;
+    const struct product *product;
     int32_t layer;
     int64_t n;
     void (*row)(const struct rows_work *, int64_t i);
 };
-
-enum { ROWS_ALONE = 4 };
 
 static void rows_share(void *arg, int thread, int n_threads)
 {
@@ -401,26 +417,165 @@ static void rows_share(void *arg, int thread, int n_threads)
 
 static void for_rows(struct rows_work *work)
 {
-    if (work->n <= ROWS_ALONE)
+    if (work->n <= ALONE)
         rows_share(work, 0, 1);
     else
         pool_run(work->b->pool, rows_share, work);
 }
 
-static void norm_row(const struct rows_work *w, int64_t i)
+/* ---- matrix products --------------------------------------------------------------------- */
+
+/* What becomes of a product's rows. */
+enum finish { STORE, ADD, SILU_MUL };
+
+/* y[t] = w x[t] (+ bias), or added to y, or silu(first half) * second half. x may be normalized
+ * first, and its rows chosen. */
+struct product {
+    struct backend *b;
+    const struct matrix *w;
+    const float *x; /* rows of the matrix's columns */
+    int64_t n;
+    const struct vector *norm; /* NULL: none */
+    const int32_t *row_of;     /* row i is x's row_of[i]; NULL: row i */
+    const struct vector *bias;
+    float *y;
+    int64_t y_stride;
+    enum finish finish;
+};
+
+/* The input's rows in each form that the matrix wants. */
+struct inputs {
+    const char *rows[3];
+    int64_t stride[3];
+};
+
+/* Row i normalized, and in the other forms. */
+static void prepare_row(const struct product *p, int64_t i, float *norm, char *forms)
 {
-    struct backend *b = w->b;
-    int32_t hidden = b->shape.hidden;
-    int64_t from = w->row_of ? w->row_of[i] : i;
-    b->kernels->rmsnorm(b->x + from * hidden, w->norm->v, hidden, b->shape.norm_eps,
-                        b->norm + i * hidden);
+    const struct kernels *k = p->b->kernels;
+    int64_t columns = p->w->columns;
+    const float *x = p->x + (p->row_of ? p->row_of[i] : i) * columns;
+    bool done[3] = {[ACTIVATION_F32] = true};
+    if (p->norm) {
+        k->rmsnorm(x, p->norm->v, (int32_t)columns, p->b->shape.norm_eps, norm);
+        x = norm;
+    }
+    for (int s = 0; s < p->w->n_segments; s++) {
+        enum activation form = p->w->segments[s].form;
+        int64_t before = form == ACTIVATION_BF16 ? activation_bytes(ACTIVATION_I8, columns) : 0;
+        if (!done[form]) k->activate(form, x, columns, forms + before);
+        done[form] = true;
+    }
 }
 
-static void norm_rows(struct backend *b, const struct vector *norm, const int32_t *row_of,
-                      int64_t n)
+static struct inputs inputs_at(const struct product *p, const float *norm, const char *forms)
 {
-    for_rows(&(struct rows_work){.b = b, .norm = norm, .row_of = row_of, .n = n, .row = norm_row});
+    int64_t columns = p->w->columns, row = columns * (int64_t)sizeof(float);
+    return (struct inputs){
+        .rows = {[ACTIVATION_F32] = (const char *)(p->norm ? norm : p->x),
+                 [ACTIVATION_I8] = forms,
+                 [ACTIVATION_BF16] = forms + activation_bytes(ACTIVATION_I8, columns)},
+        .stride = {row, p->b->forms_bytes, p->b->forms_bytes}};
 }
+
+static void prepare_shared_row(const struct rows_work *w, int64_t i)
+{
+    struct backend *b = w->b;
+    prepare_row(w->product, i, b->norm + i * w->product->w->columns, b->forms + i * b->forms_bytes);
+}
+
+/* rows: [n, 16] of that panel */
+static void finish_panel(const struct product *p, const struct segment *s, int64_t panel,
+                         const float *rows)
+{
+    int64_t first = panel * PANEL, valid = s->rows - first < PANEL ? s->rows - first : PANEL;
+    for (int64_t t = 0; t < p->n; t++) {
+        float *y = p->y + t * p->y_stride + s->first_row + first;
+        const float *from = rows + t * PANEL,
+                    *bias = p->bias ? p->bias->v + s->first_row + first : NULL;
+        for (int64_t r = 0; r < valid; r++) {
+            float sum = bias ? from[r] + bias[r] : from[r];
+            y[r] = p->finish == ADD ? y[r] + sum : sum;
+        }
+    }
+}
+
+static void run_kernel(const struct product *p, const struct segment *s, int64_t panel,
+                       int64_t n_panels, const struct inputs *in, const struct scratch *scratch,
+                       float *y)
+{
+    p->b->kernels->product(s->pack, s->panels + panel * s->stride, n_panels, s->stride,
+                           p->w->columns, in->rows[s->form], in->stride[s->form], p->n,
+                           scratch->expanded, y);
+}
+
+static void product_panels(const struct product *p, const struct segment *s, int64_t begin,
+                           int64_t end, const struct inputs *in, const struct scratch *scratch)
+{
+    int64_t run = p->n == 1 ? RUN : 1;
+    for (int64_t panel = begin; panel < end; panel += run) {
+        int64_t count = end - panel < run ? end - panel : run;
+        run_kernel(p, s, panel, count, in, scratch, scratch->rows);
+        for (int64_t i = 0; i < count; i++)
+            finish_panel(p, s, panel + i, scratch->rows + i * p->n * PANEL);
+    }
+}
+
+/* A panel of gate and the one of up beside it, to the activations that they give. */
+static void silu_panels(const struct product *p, int64_t begin, int64_t end,
+                        const struct inputs *in, const struct scratch *scratch)
+{
+    const struct segment *gate = &p->w->segments[0], *up = &p->w->segments[1];
+    float *gates = scratch->rows, *ups = gates + p->n * PANEL;
+    for (int64_t panel = begin; panel < end; panel++) {
+        int64_t first = panel * PANEL,
+                valid = gate->rows - first < PANEL ? gate->rows - first : PANEL;
+        run_kernel(p, gate, panel, 1, in, scratch, gates);
+        run_kernel(p, up, panel, 1, in, scratch, ups);
+        p->b->kernels->silu_mul(gates, ups, (int32_t)(p->n * PANEL), gates);
+        for (int64_t t = 0; t < p->n; t++)
+            memcpy(p->y + t * p->y_stride + first, gates + t * PANEL,
+                   (size_t)valid * sizeof(float));
+    }
+}
+
+static void product_share(void *arg, int thread, int n_threads)
+{
+    const struct product *p = arg;
+    struct backend *b = p->b;
+    struct scratch scratch;
+    cut_scratch(&b->shape, &b->limits, b->scratch + thread * b->scratch_size, &scratch);
+    struct inputs in = inputs_at(p, b->norm, b->forms);
+    if (p->n <= ALONE) {
+        for (int64_t i = 0; i < p->n; i++)
+            prepare_row(p, i, scratch.norm + i * p->w->columns, scratch.forms + i * b->forms_bytes);
+        in = inputs_at(p, scratch.norm, scratch.forms);
+    }
+    int64_t begin, end, first = 0;
+    pool_share(p->w->n_panels, 1, thread, n_threads, &begin, &end);
+    if (p->finish == SILU_MUL) {
+        silu_panels(p, begin, end, &in, &scratch);
+        return;
+    }
+    for (int i = 0; i < p->w->n_segments; first += p->w->segments[i++].n_panels) {
+        const struct segment *s = &p->w->segments[i];
+        int64_t from = begin > first ? begin - first : 0,
+                to = end - first < s->n_panels ? end - first : s->n_panels;
+        if (from < to) product_panels(p, s, from, to, &in, &scratch);
+    }
+}
+
+static void product(const struct product *p)
+{
+    bool wanted = p->norm != NULL;
+    for (int i = 0; i < p->w->n_segments; i++) wanted |= p->w->segments[i].form != ACTIVATION_F32;
+    if (wanted && p->n > ALONE)
+        for_rows(
+            &(struct rows_work){.b = p->b, .product = p, .n = p->n, .row = prepare_shared_row});
+    pool_run(p->b->pool, product_share, (void *)p);
+}
+
+/* ---- row-wise work ----------------------------------------------------------------------- */
 
 /* This layer's keys (or values) of one block and kv head: 16 * head_dim floats. */
 static float *cache_block(const struct backend *b, int32_t layer, int values, int64_t block,
@@ -454,14 +609,6 @@ static void store_row(const struct rows_work *w, int64_t t)
     }
 }
 
-static void silu_row(const struct rows_work *w, int64_t t)
-{
-    struct backend *b = w->b;
-    int32_t n = b->shape.intermediate;
-    const float *gate = b->gate_up + t * 2 * n;
-    b->kernels->silu_mul(gate, gate + n, n, b->act + t * n);
-}
-
 static void embed_row(const struct rows_work *w, int64_t t)
 {
     struct backend *b = w->b;
@@ -479,7 +626,8 @@ struct attention {
     int32_t layer;
 };
 
-/* Items are (token, query head); a thread takes a run of them. */
+/* Items are (token, query head), dealt out in runs of those that read the same keys: a later token
+ * has more of them. */
 static void attention_share(void *arg, int thread, int n_threads)
 {
     const struct attention *a = arg;
@@ -488,18 +636,20 @@ static void attention_share(void *arg, int thread, int n_threads)
     const struct shape *shape = &b->shape;
     int32_t n_heads = shape->n_heads, group = n_heads / shape->n_kv_heads,
             head_dim = shape->head_dim, seq = 0;
-    int64_t begin, end, block_stride = (int64_t)KV_BLOCK * head_dim * shape->n_kv_heads;
+    int64_t block_stride = (int64_t)KV_BLOCK * head_dim * shape->n_kv_heads;
     int64_t q_stride = (int64_t)(n_heads + 2 * shape->n_kv_heads) * head_dim;
+    int64_t n_items = (int64_t)s->n_tokens * n_heads;
+    int64_t run = n_items >= 8 * (int64_t)n_threads * group ? group : 1;
     float *scratch = b->scratch + thread * b->scratch_size;
-    pool_share((int64_t)s->n_tokens * n_heads, 1, thread, n_threads, &begin, &end);
-    for (int64_t item = begin; item < end; item++) {
-        int32_t t = (int32_t)(item / n_heads), h = (int32_t)(item % n_heads), kv_head = h / group;
+    for (int64_t item = thread * run; item < n_items; item += n_threads * run) {
+        int32_t t = (int32_t)(item / n_heads), first = (int32_t)(item % n_heads);
         while (t >= s->query_start[seq + 1]) seq++;
-        b->kernels->attend(b->qkv + t * q_stride + h * head_dim,
-                           cache_block(b, a->layer, 0, 0, kv_head),
-                           cache_block(b, a->layer, 1, 0, kv_head), block_stride,
-                           s->block_tables + (int64_t)seq * s->max_blocks, s->positions[t] + 1,
-                           head_dim, scratch, b->attn + item * head_dim);
+        for (int32_t h = first; h < first + run; h++)
+            b->kernels->attend(b->qkv + t * q_stride + h * head_dim,
+                               cache_block(b, a->layer, 0, 0, h / group),
+                               cache_block(b, a->layer, 1, 0, h / group), block_stride,
+                               s->block_tables + (int64_t)seq * s->max_blocks, s->positions[t] + 1,
+                               head_dim, scratch, b->attn + ((int64_t)t * n_heads + h) * head_dim);
     }
 }
 
@@ -519,8 +669,14 @@ static void cpu_embed(struct backend *b, const struct step *s, const struct matr
 
 static void cpu_qkv(struct backend *b, const struct step *s, int32_t layer, const struct layer *w)
 {
-    norm_rows(b, w->input_norm, NULL, s->n_tokens);
-    product(b, w->qkv, b->norm, s->n_tokens, b->qkv, w->qkv->rows, w->qkv_bias, false);
+    product(&(struct product){.b = b,
+                              .w = w->qkv,
+                              .x = b->x,
+                              .n = s->n_tokens,
+                              .norm = w->input_norm,
+                              .bias = w->qkv_bias,
+                              .y = b->qkv,
+                              .y_stride = w->qkv->rows});
     for_rows(&(struct rows_work){
         .b = b, .s = s, .w = w, .layer = layer, .n = s->n_tokens, .row = store_row});
 }
@@ -532,26 +688,50 @@ static void cpu_attention(struct backend *b, const struct step *s, int32_t layer
 
 static void cpu_o_proj(struct backend *b, const struct step *s, const struct layer *w)
 {
-    product(b, w->o_proj, b->attn, s->n_tokens, b->x, b->shape.hidden, w->o_bias, true);
+    product(&(struct product){.b = b,
+                              .w = w->o_proj,
+                              .x = b->attn,
+                              .n = s->n_tokens,
+                              .bias = w->o_bias,
+                              .y = b->x,
+                              .y_stride = b->shape.hidden,
+                              .finish = ADD});
 }
 
 static void cpu_gate_up(struct backend *b, const struct step *s, const struct layer *w)
 {
-    norm_rows(b, w->post_norm, NULL, s->n_tokens);
-    product(b, w->gate_up, b->norm, s->n_tokens, b->gate_up, w->gate_up->rows, NULL, false);
-    for_rows(&(struct rows_work){.b = b, .s = s, .n = s->n_tokens, .row = silu_row});
+    product(&(struct product){.b = b,
+                              .w = w->gate_up,
+                              .x = b->x,
+                              .n = s->n_tokens,
+                              .norm = w->post_norm,
+                              .y = b->act,
+                              .y_stride = b->shape.intermediate,
+                              .finish = SILU_MUL});
 }
 
 static void cpu_down(struct backend *b, const struct step *s, const struct layer *w)
 {
-    product(b, w->down, b->act, s->n_tokens, b->x, b->shape.hidden, NULL, true);
+    product(&(struct product){.b = b,
+                              .w = w->down,
+                              .x = b->act,
+                              .n = s->n_tokens,
+                              .y = b->x,
+                              .y_stride = b->shape.hidden,
+                              .finish = ADD});
 }
 
 static void cpu_head(struct backend *b, const struct step *s, const struct vector *norm,
                      const struct matrix *w)
 {
-    norm_rows(b, norm, s->logit_rows, s->n_logits);
-    product(b, w, b->norm, s->n_logits, b->logits, b->shape.vocab, NULL, false);
+    product(&(struct product){.b = b,
+                              .w = w,
+                              .x = b->x,
+                              .n = s->n_logits,
+                              .norm = norm,
+                              .row_of = s->logit_rows,
+                              .y = b->logits,
+                              .y_stride = b->shape.vocab});
 }
 
 static linnet_status cpu_finish(struct backend *b, linnet_error *err)
@@ -603,8 +783,16 @@ static void cpu_copy_blocks(struct backend *b, int32_t layer, const int32_t *fro
                    cache_block(b, layer, values, from[i], 0), bytes);
 }
 
+static double cpu_activation_error(enum dtype dtype)
+{
+    static const double of[] = {
+        [ACTIVATION_F32] = 0, [ACTIVATION_BF16] = 0.0017, [ACTIVATION_I8] = 0.006};
+    return of[kernels_activation(chosen_kernels(), pack_of(dtype))];
+}
+
 const struct ops ops_cpu = {
     .name = "cpu",
+    .activation_error = cpu_activation_error,
     .open = cpu_open,
     .close = cpu_close,
     .load_matrix = cpu_load_matrix,

@@ -1,11 +1,14 @@
 /*
- * kernels.h - the vector kernels, compiled once for each instruction set (kernels.c) and reached
- * through one table; and the layout of weights that they read (pack.c).
+ * kernels.h - the vector kernels, compiled once for each instruction set (kernels.c, products.c)
+ * and reached through one table; the layout of weights that they read (pack.c), and the form that
+ * they want activations in.
  *
  * Weights are kept in panels of 16 rows, columns running in order, so that a vector's lanes are
- * rows. Each output element is a chain of fused multiply-adds over ascending columns, cut into
- * segments of 256 columns that are added in ascending order (a shorter chain loses fewer bits):
- * the same for 1 token and for 512, for 8 lanes and for 16.
+ * rows: one kernel shape serves 1 token and 512, and a sum has one order. With quantized weights
+ * the products of 32 columns are an exact sum of integers, and these sums are added up, scaled, in
+ * ascending order. Otherwise each output element is a chain of fused multiply-adds over ascending
+ * columns, cut into segments of 256 columns that are added in ascending order (a shorter chain
+ * loses fewer bits).
  */
 #ifndef LINNET_OPS_CPU_KERNELS_H
 #define LINNET_OPS_CPU_KERNELS_H
@@ -20,25 +23,37 @@ enum { SUPER_GROUPS = 8 }; /* groups of a K-quant super-block */
 
 /*
  * Layouts of a panel. Row r of the panel is element r of every 16-element run.
- *   PACK_F32 / F16 / BF16   [columns][16]
- *   PACK_Q8_0   a group: f16 d[16]; i8 q[32][16]                        w = d q        (Q8_0, Q5_0)
- *   PACK_Q5_1   a group: f16 d[16], m[16]; u8 q[32][16]                 w = d q + m
- *   PACK_Q4_0   a group: f16 d[16]; u8 q[16][16], column 2i low nibble  w = d (q - 8)
- *   PACK_Q4_1   a group: f16 d[16], m[16]; u8 q[16][16]                 w = d q + m
- *   PACK_Q4_K   a super-block: f16 d[16], dmin[16]; then 8 groups of
- *               u8 scale[16], min[16]; u8 q[16][16]             w = (d scale) q - (dmin min)
- *   PACK_Q5_K   likewise with u8 q[32][16]
- *   PACK_Q6_K   a super-block: f16 d[16]; then 8 groups of
- *               i8 scale[2][16] (one for each 16 columns); i8 q[32][16]  w = (d scale) q
+ *   PACK_F32, F16   [columns][16]
+ *   PACK_BF16       [columns / 2][16][2]: pairs of columns, of an odd number the last with a zero
+ *
+ * Quants come in quads of columns, [16][4], eight to a group of 32 columns:
+ *   nibbles   u8 [4][16][4]: quad i in the low half of a byte, quad 4 + i in the high one
+ *   fifth     u8 [16][4]: bit i is the fifth bit of quad i
+ *   sixth     u8 [2][16][4]: bits 2i and 2i + 1 of the first are bits 4 and 5 of quad i, of the
+ *             second of quad 4 + i
+ *   bytes     i8 [8][16][4]
+ * A group is
+ *   PACK_Q8_0   f16 d[16]; bytes                                      w = d q
+ *   PACK_Q4_0   f16 d[16]; nibbles                                    w = d (q - 8)
+ *   PACK_Q4_1   f16 d[16], m[16]; nibbles                             w = d q + m
+ *   PACK_Q5_0   f16 d[16]; nibbles; fifth                             w = d (q - 16)
+ *   PACK_Q5_1   f16 d[16], m[16]; nibbles; fifth                      w = d q + m
+ * and a super-block of 8 groups
+ *   PACK_Q4_K   f16 d[16], dmin[16]; then 8 times
+ *               u8 scale[16], min[16]; nibbles                        w = (d scale) q - (dmin min)
+ *   PACK_Q5_K   likewise, with fifth after the nibbles
+ *   PACK_Q6_K   f16 d[16]; then 8 times
+ *               i8 scale[2][16], one for 16 columns; nibbles; sixth   w = (d scale) (q - 32)
  */
 enum pack {
     PACK_F32,
     PACK_F16,
     PACK_BF16,
     PACK_Q8_0,
-    PACK_Q5_1,
     PACK_Q4_0,
     PACK_Q4_1,
+    PACK_Q5_0,
+    PACK_Q5_1,
     PACK_Q4_K,
     PACK_Q5_K,
     PACK_Q6_K
@@ -50,20 +65,45 @@ int64_t pack_panel_bytes(enum pack pack, int64_t columns);
 /* Fills a panel from up to 16 rows: row r's bytes are at rows[r], or NULL for a row of zeros. */
 void pack_panel(enum dtype dtype, const void *const rows[PANEL], int64_t columns, void *panel);
 
+/* The form in which a product wants a row of activations. */
+enum activation {
+    ACTIVATION_F32,  /* as they are */
+    ACTIVATION_BF16, /* [columns, a last odd one with a zero] */
+    ACTIVATION_I8    /* [columns / 32] of: */
+};
+
+/* x[j] = d q[j], |q[j]| <= 127. d is NaN if any of x is not finite. */
+struct quant_group {
+    int8_t q[GROUP];
+    float d, sum;     /* sum of d q[j] */
+    int32_t minus[3]; /* minus the sums of q: of columns 0 to 15, 16 to 31, all */
+};
+
+static inline int64_t activation_bytes(enum activation a, int64_t columns)
+{
+    return a == ACTIVATION_I8     ? columns / GROUP * (int64_t)sizeof(struct quant_group)
+           : a == ACTIVATION_BF16 ? (columns + 1) / 2 * 4
+                                  : columns * 4;
+}
+
 /* Keys of an attention chunk: partial results merge at its absolute multiples (numerics.md). */
 enum { ATTENTION_CHUNK = 256 };
 
 struct kernels {
     const char *name;
 
-    /* y[n_panels * 16] = panels x, for one token. Panels lie `stride` bytes apart; x: [columns] */
-    void (*panels_vector)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
-                          const float *x, int64_t columns, float *y);
-    /* A panel as fp32: out[columns][16] */
-    void (*panel_expand)(enum pack pack, const void *panel, int64_t columns, float *out);
-    /* y[t][0..16) = w x[t] for n tokens. w: [columns][16]; x: [n, x_stride]; y: [n, 16] */
-    void (*panel_matrix)(const float *w, const float *x, int64_t x_stride, int64_t n,
-                         int64_t columns, float *y);
+    bool bf16_dots; /* bf16 weights are multiplied with bf16 activations, not with fp32 ones */
+
+    /* A row of activations in another form, not ACTIVATION_F32. */
+    void (*activate)(enum activation form, const float *x, int64_t columns, void *out);
+    /*
+     * y[p][t][0..16) = panel p x[t] for n_panels panels, `stride` bytes apart, and n tokens, whose
+     * rows lie x_stride bytes apart in the form of kernels_activation. scratch: `columns` * 16
+     * floats.
+     */
+    void (*product)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
+                    int64_t columns, const void *x, int64_t x_stride, int64_t n, float *scratch,
+                    float *y);
 
     void (*rmsnorm)(const float *x, const float *weight, int32_t n, float eps, float *out);
     void (*rope)(float *x, const float *row, int32_t head_dim);
@@ -79,6 +119,21 @@ struct kernels {
                    float *out);
 };
 
-extern const struct kernels kernels_generic, kernels_avx2, kernels_avx512;
+static inline enum activation kernels_activation(const struct kernels *k, enum pack pack)
+{
+    if (pack == PACK_BF16 && k->bf16_dots) return ACTIVATION_BF16;
+    return pack <= PACK_BF16 ? ACTIVATION_F32 : ACTIVATION_I8;
+}
+
+extern const struct kernels kernels_generic, kernels_avx2, kernels_avx2_vnni, kernels_avx512,
+    kernels_avx512_vnni, kernels_avx512_bf16;
+
+/* The i-th set that this machine can run, the best first; NULL: no more. */
+const struct kernels *kernels_usable(int i);
+
+/* What kernels.c's table is made of; one of each for an instruction set. */
+#define KERNEL_JOIN(name, set) name##_##set
+#define KERNEL_OF(name, set)   KERNEL_JOIN(name, set)
+#define KERNEL(name)           KERNEL_OF(name, KERNEL_SET)
 
 #endif

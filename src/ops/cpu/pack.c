@@ -3,14 +3,14 @@
 
 #include "ops/cpu/kernels.h"
 
-enum { NIBBLES = GROUP / 2 * PANEL, BYTES = GROUP * PANEL };
+enum { HALVES = PANEL * 2, QUAD = PANEL * 4, NIBBLES = 4 * QUAD };
 
 enum pack pack_of(enum dtype dtype)
 {
     static const enum pack of[DTYPE_COUNT] = {
         [DTYPE_F32] = PACK_F32,   [DTYPE_F16] = PACK_F16,   [DTYPE_BF16] = PACK_BF16,
         [DTYPE_Q8_0] = PACK_Q8_0, [DTYPE_Q4_0] = PACK_Q4_0, [DTYPE_Q4_1] = PACK_Q4_1,
-        [DTYPE_Q5_0] = PACK_Q8_0, [DTYPE_Q5_1] = PACK_Q5_1, [DTYPE_Q4_K] = PACK_Q4_K,
+        [DTYPE_Q5_0] = PACK_Q5_0, [DTYPE_Q5_1] = PACK_Q5_1, [DTYPE_Q4_K] = PACK_Q4_K,
         [DTYPE_Q5_K] = PACK_Q5_K, [DTYPE_Q6_K] = PACK_Q6_K};
     return of[dtype];
 }
@@ -23,14 +23,17 @@ static void run_of(enum pack pack, int64_t *columns, int64_t *bytes)
     } runs[] = {
         [PACK_F32] = {1, PANEL * 4},
         [PACK_F16] = {1, PANEL * 2},
-        [PACK_BF16] = {1, PANEL * 2},
-        [PACK_Q8_0] = {GROUP, PANEL * 2 + BYTES},
-        [PACK_Q5_1] = {GROUP, PANEL * 4 + BYTES},
-        [PACK_Q4_0] = {GROUP, PANEL * 2 + NIBBLES},
-        [PACK_Q4_1] = {GROUP, PANEL * 4 + NIBBLES},
-        [PACK_Q4_K] = {GROUP * SUPER_GROUPS, PANEL * 4 + SUPER_GROUPS * (2 * PANEL + NIBBLES)},
-        [PACK_Q5_K] = {GROUP * SUPER_GROUPS, PANEL * 4 + SUPER_GROUPS * (2 * PANEL + BYTES)},
-        [PACK_Q6_K] = {GROUP * SUPER_GROUPS, PANEL * 2 + SUPER_GROUPS * (2 * PANEL + BYTES)}};
+        [PACK_BF16] = {2, PANEL * 4},
+        [PACK_Q8_0] = {GROUP, HALVES + 2 * NIBBLES},
+        [PACK_Q4_0] = {GROUP, HALVES + NIBBLES},
+        [PACK_Q4_1] = {GROUP, 2 * HALVES + NIBBLES},
+        [PACK_Q5_0] = {GROUP, HALVES + NIBBLES + QUAD},
+        [PACK_Q5_1] = {GROUP, 2 * HALVES + NIBBLES + QUAD},
+        [PACK_Q4_K] = {GROUP * SUPER_GROUPS, 2 * HALVES + SUPER_GROUPS * (2 * PANEL + NIBBLES)},
+        [PACK_Q5_K] = {GROUP * SUPER_GROUPS,
+                       2 * HALVES + SUPER_GROUPS * (2 * PANEL + NIBBLES + QUAD)},
+        [PACK_Q6_K] = {GROUP * SUPER_GROUPS,
+                       HALVES + SUPER_GROUPS * (2 * PANEL + NIBBLES + 2 * QUAD)}};
     *columns = runs[pack].columns;
     *bytes = runs[pack].bytes;
 }
@@ -39,7 +42,7 @@ int64_t pack_panel_bytes(enum pack pack, int64_t columns)
 {
     int64_t run_columns, run_bytes;
     run_of(pack, &run_columns, &run_bytes);
-    return columns / run_columns * run_bytes;
+    return (columns + run_columns - 1) / run_columns * run_bytes;
 }
 
 static void put_f16(uint8_t *run, int r, uint16_t h)
@@ -47,39 +50,59 @@ static void put_f16(uint8_t *run, int r, uint16_t h)
     memcpy(run + 2 * r, &h, 2);
 }
 
-/* 32 four-bit values, 16 bytes as in the file (low half first), into row r of q[16][16]. */
-static void put_nibbles(uint8_t *q, int r, const uint8_t file[16])
+/* 32 quants, byte i holding columns i (low half) and 16 + i: the files' order of Q4 and Q5 blocks,
+ * and the panel's. */
+static void put_nibbles(uint8_t *nibbles, int r, const uint8_t file[16])
 {
-    for (int i = 0; i < 8; i++) {
-        int a = file[2 * i], b = file[2 * i + 1];
-        q[i * PANEL + r] = (uint8_t)((a & 15) | (b & 15) << 4);
-        q[(i + 8) * PANEL + r] = (uint8_t)(a >> 4 | (b & 0xF0));
+    for (int i = 0; i < 4; i++) memcpy(nibbles + i * QUAD + 4 * r, file + 4 * i, 4);
+}
+
+/* Two K-quant groups' bytes, of which this one has the low or the high halves, to 16 bytes. */
+static void gather_nibbles(const uint8_t file[32], bool high, uint8_t out[16])
+{
+    for (int i = 0; i < 16; i++)
+        out[i] = high ? (uint8_t)(file[i] >> 4 | (file[16 + i] & 0xF0))
+                      : (uint8_t)((file[i] & 15) | file[16 + i] << 4);
+}
+
+/* Bit j of `high` is the fifth bit of column j. */
+static void put_fifth(uint8_t *fifth, int r, uint32_t high)
+{
+    for (int k = 0; k < 4; k++) {
+        uint8_t bits = 0;
+        for (int i = 0; i < 8; i++) bits |= (uint8_t)((high >> (4 * i + k) & 1) << i);
+        fifth[4 * r + k] = bits;
     }
 }
 
 static void put_q8_0(const void *block, int r, uint8_t *run)
 {
-    struct block_q8_0 b;
-    memcpy(&b, block, sizeof b);
-    put_f16(run, r, b.d);
-    for (int j = 0; j < GROUP; j++) run[2 * PANEL + j * PANEL + r] = (uint8_t)b.q[j];
+    const uint8_t *b = block;
+    memcpy(run + 2 * r, b, 2);
+    for (int i = 0; i < 8; i++) memcpy(run + HALVES + i * QUAD + 4 * r, b + 2 + 4 * i, 4);
 }
 
 static void put_q4_0(const void *block, int r, uint8_t *run)
 {
-    struct block_q4_0 b;
-    memcpy(&b, block, sizeof b);
-    put_f16(run, r, b.d);
-    put_nibbles(run + 2 * PANEL, r, b.q);
+    const uint8_t *b = block;
+    memcpy(run + 2 * r, b, 2);
+    put_nibbles(run + HALVES, r, b + 2);
 }
 
 static void put_q4_1(const void *block, int r, uint8_t *run)
 {
-    struct block_q4_1 b;
-    memcpy(&b, block, sizeof b);
-    put_f16(run, r, b.d);
-    put_f16(run + 2 * PANEL, r, b.m);
-    put_nibbles(run + 4 * PANEL, r, b.q);
+    const uint8_t *b = block;
+    memcpy(run + 2 * r, b, 2);
+    memcpy(run + HALVES + 2 * r, b + 2, 2);
+    put_nibbles(run + 2 * HALVES, r, b + 4);
+}
+
+static void put_q5(const uint8_t high[4], const uint8_t q[16], int r, uint8_t *quants)
+{
+    put_nibbles(quants, r, q);
+    put_fifth(quants + NIBBLES, r,
+              (uint32_t)high[0] | (uint32_t)high[1] << 8 | (uint32_t)high[2] << 16 |
+                  (uint32_t)high[3] << 24);
 }
 
 static void put_q5_0(const void *block, int r, uint8_t *run)
@@ -87,8 +110,7 @@ static void put_q5_0(const void *block, int r, uint8_t *run)
     struct block_q5_0 b;
     memcpy(&b, block, sizeof b);
     put_f16(run, r, b.d);
-    for (int j = 0; j < GROUP; j++)
-        run[2 * PANEL + j * PANEL + r] = (uint8_t)(q5_quant(b.q, b.high, j) - 16);
+    put_q5(b.high, b.q, r, run + HALVES);
 }
 
 static void put_q5_1(const void *block, int r, uint8_t *run)
@@ -96,9 +118,8 @@ static void put_q5_1(const void *block, int r, uint8_t *run)
     struct block_q5_1 b;
     memcpy(&b, block, sizeof b);
     put_f16(run, r, b.d);
-    put_f16(run + 2 * PANEL, r, b.m);
-    for (int j = 0; j < GROUP; j++)
-        run[4 * PANEL + j * PANEL + r] = (uint8_t)q5_quant(b.q, b.high, j);
+    put_f16(run + HALVES, r, b.m);
+    put_q5(b.high, b.q, r, run + 2 * HALVES);
 }
 
 static void put_k_scales(const uint8_t scales[12], int group, int r, uint8_t *run)
@@ -114,13 +135,12 @@ static void put_q4_k(const void *block, int r, uint8_t *run)
     struct block_q4_k b;
     memcpy(&b, block, sizeof b);
     put_f16(run, r, b.d);
-    put_f16(run + 2 * PANEL, r, b.dmin);
-    uint8_t *p = run + 4 * PANEL;
+    put_f16(run + HALVES, r, b.dmin);
+    uint8_t *p = run + 2 * HALVES, nibbles[16];
     for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + NIBBLES) {
         put_k_scales(b.scales, g, r, p);
-        for (int i = 0; i < GROUP / 2; i++)
-            p[2 * PANEL + i * PANEL + r] =
-                (uint8_t)(q4_k_quant(&b, g, 2 * i) | q4_k_quant(&b, g, 2 * i + 1) << 4);
+        gather_nibbles(b.q + g / 2 * 32, g % 2, nibbles);
+        put_nibbles(p + 2 * PANEL, r, nibbles);
     }
 }
 
@@ -129,12 +149,15 @@ static void put_q5_k(const void *block, int r, uint8_t *run)
     struct block_q5_k b;
     memcpy(&b, block, sizeof b);
     put_f16(run, r, b.d);
-    put_f16(run + 2 * PANEL, r, b.dmin);
-    uint8_t *p = run + 4 * PANEL;
-    for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + BYTES) {
+    put_f16(run + HALVES, r, b.dmin);
+    uint8_t *p = run + 2 * HALVES, nibbles[16];
+    for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + NIBBLES + QUAD) {
+        uint32_t high = 0;
+        for (int j = 0; j < GROUP; j++) high |= (uint32_t)(b.high[j] >> g & 1) << j;
         put_k_scales(b.scales, g, r, p);
-        for (int j = 0; j < GROUP; j++)
-            p[2 * PANEL + j * PANEL + r] = (uint8_t)q5_k_quant(&b, g, j);
+        gather_nibbles(b.q + g / 2 * 32, g % 2, nibbles);
+        put_nibbles(p + 2 * PANEL, r, nibbles);
+        put_fifth(p + 2 * PANEL + NIBBLES, r, high);
     }
 }
 
@@ -143,16 +166,22 @@ static void put_q6_k(const void *block, int r, uint8_t *run)
     struct block_q6_k b;
     memcpy(&b, block, sizeof b);
     put_f16(run, r, b.d);
-    uint8_t *p = run + 2 * PANEL;
-    for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + BYTES) {
+    uint8_t *p = run + HALVES, nibbles[16];
+    for (int g = 0; g < SUPER_GROUPS; g++, p += 2 * PANEL + NIBBLES + 2 * QUAD) {
         p[r] = (uint8_t)b.scales[2 * g];
         p[PANEL + r] = (uint8_t)b.scales[2 * g + 1];
-        for (int j = 0; j < GROUP; j++)
-            p[2 * PANEL + j * PANEL + r] = (uint8_t)q6_k_quant(&b, g, j);
+        gather_nibbles(b.low + g / 4 * 64 + g % 2 * 32, g % 4 >= 2, nibbles);
+        put_nibbles(p + 2 * PANEL, r, nibbles);
+        uint8_t *sixth = p + 2 * PANEL + NIBBLES + 4 * r;
+        for (int j = 0; j < GROUP; j++) { /* column 4 i + k of a half to bits 2 i of byte k */
+            int bits = b.high[g / 4 * 32 + j] >> 2 * (g % 4) & 3;
+            sixth[j / 16 * QUAD + j % 4] |= (uint8_t)(bits << 2 * (j % 16 / 4));
+        }
     }
 }
 
-static void pack_plain(const void *const rows[PANEL], int64_t columns, int size, uint8_t *panel)
+static void pack_plain(const void *const rows[PANEL], int64_t columns, int size, bool pairs,
+                       uint8_t *panel)
 {
     for (int r = 0; r < PANEL; r++) {
         const uint8_t *row = rows[r];
@@ -160,6 +189,9 @@ static void pack_plain(const void *const rows[PANEL], int64_t columns, int size,
         if (size == 4)
             for (int64_t c = 0; c < columns; c++)
                 memcpy(panel + (c * PANEL + r) * 4, row + c * 4, 4);
+        else if (pairs)
+            for (int64_t c = 0; c < columns; c += 2)
+                memcpy(panel + (c * PANEL + 2 * r) * 2, row + c * 2, c + 1 < columns ? 4 : 2);
         else
             for (int64_t c = 0; c < columns; c++)
                 memcpy(panel + (c * PANEL + r) * 2, row + c * 2, 2);
@@ -175,7 +207,7 @@ void pack_panel(enum dtype dtype, const void *const rows[PANEL], int64_t columns
     enum pack pack = pack_of(dtype);
     memset(panel, 0, (size_t)pack_panel_bytes(pack, columns));
     if (!put[dtype]) {
-        pack_plain(rows, columns, (int)dtype_block_bytes(dtype), panel);
+        pack_plain(rows, columns, (int)dtype_block_bytes(dtype), pack == PACK_BF16, panel);
         return;
     }
     int64_t run_columns, run_bytes, block_bytes = dtype_block_bytes(dtype);

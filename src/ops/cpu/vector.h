@@ -65,23 +65,23 @@ INLINE vec v_from_i8(const int8_t *p)
 {
     return v_from_i32(_mm512_cvtepi8_epi32(load_bytes(p)));
 }
-INLINE vec v_from_low(const uint8_t *p)
-{
-    return v_from_i32(_mm512_cvtepu8_epi32(_mm_and_si128(load_bytes(p), _mm_set1_epi8(15))));
-}
-INLINE vec v_from_high(const uint8_t *p)
-{
-    return v_from_i32(
-        _mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(load_bytes(p), 4), _mm_set1_epi8(15))));
-}
 INLINE vec v_from_f16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
-INLINE vec v_from_bf16(const uint16_t *p)
+INLINE vec v_from_bf16_pair(const void *p, int odd)
 {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    __m512i pair = _mm512_loadu_si512(p);
+    return _mm512_castsi512_ps(odd ? _mm512_and_si512(pair, _mm512_set1_epi32(-65536))
+                                   : _mm512_slli_epi32(pair, 16));
+}
+INLINE vec v_abs(vec a)
+{
+    return _mm512_abs_ps(a);
+}
+INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -137,23 +137,25 @@ INLINE vec v_from_i8(const int8_t *p)
 {
     return v_from_i32(_mm256_cvtepi8_epi32(load_bytes(p)));
 }
-INLINE vec v_from_low(const uint8_t *p)
-{
-    return v_from_i32(_mm256_cvtepu8_epi32(_mm_and_si128(load_bytes(p), _mm_set1_epi8(15))));
-}
-INLINE vec v_from_high(const uint8_t *p)
-{
-    return v_from_i32(
-        _mm256_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(load_bytes(p), 4), _mm_set1_epi8(15))));
-}
 INLINE vec v_from_f16(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
-INLINE vec v_from_bf16(const uint16_t *p)
+INLINE vec v_from_bf16_pair(const void *p, int odd)
 {
-    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    __m256i pair = _mm256_loadu_si256(p);
+    return _mm256_castsi256_ps(odd ? _mm256_and_si256(pair, _mm256_set1_epi32(-65536))
+                                   : _mm256_slli_epi32(pair, 16));
+}
+INLINE vec v_abs(vec a)
+{
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
+{
+    __m256i i = _mm256_cvtps_epi32(a);
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
 
 #else /* any machine: the compiler's own vectors of four; a product and a sum where there is no \
@@ -206,25 +208,47 @@ INLINE vec v_from_i8(const int8_t *p)
 {
     return (vec){p[0], p[1], p[2], p[3]};
 }
-INLINE vec v_from_low(const uint8_t *p)
-{
-    return (vec){p[0] & 15, p[1] & 15, p[2] & 15, p[3] & 15};
-}
-INLINE vec v_from_high(const uint8_t *p)
-{
-    return (vec){p[0] >> 4, p[1] >> 4, p[2] >> 4, p[3] >> 4};
-}
 INLINE vec v_from_f16(const uint16_t *p)
 {
     return (vec){f32_from_f16(p[0]), f32_from_f16(p[1]), f32_from_f16(p[2]), f32_from_f16(p[3])};
 }
-INLINE vec v_from_bf16(const uint16_t *p)
+INLINE vec v_from_bf16_pair(const void *p, int odd)
 {
-    return (vec)((vec_int){p[0], p[1], p[2], p[3]} << 16);
+    uint32_t pair[4];
+    memcpy(pair, p, sizeof pair);
+    vec v;
+    for (int i = 0; i < 4; i++) v[i] = f32_from_bits(odd ? pair[i] & 0xFFFF0000 : pair[i] << 16);
+    return v;
+}
+INLINE vec v_abs(vec a)
+{
+    return (vec)((vec_int)a & 0x7FFFFFFF);
+}
+INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
+{
+    for (int i = 0; i < 4; i++) p[i] = (int8_t)a[i];
 }
 #endif
 
 enum { VECS = 16 / LANES };
+
+INLINE float v_largest(vec v)
+{
+    float lane[LANES], largest;
+    v_store(lane, v);
+    largest = lane[0];
+    for (int i = 1; i < LANES; i++) largest = lane[i] > largest ? lane[i] : largest;
+    return largest;
+}
+
+/* Of whole numbers, or to see whether any is NaN: in no order that matters. */
+INLINE float v_sum(vec v)
+{
+    float lane[LANES], sum = 0;
+    v_store(lane, v);
+    for (int i = 0; i < LANES; i++) sum += lane[i];
+    return sum;
+}
 
 /*
  * exp(x): 2^n * e^r with |r| <= ln(2) / 2 and a polynomial of degree 6; relative error below
