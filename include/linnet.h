@@ -330,6 +330,28 @@ LINNET_API linnet_status linnet_check(linnet_model *model, const char *device, i
                                       linnet_check_fn on_row, void *user, int32_t *n_failed,
                                       linnet_error *err);
 
+/*
+ * Says how likely a model finds tokens that are given, not chosen. It has weights and a cache of
+ * its own; of the options device, threads, max_model_len (the longest sequence it is asked about;
+ * 0: the model's), enforce_eager and progress count. One thread at a time may use it. Close it
+ * before its model.
+ */
+typedef struct linnet_scorer linnet_scorer;
+LINNET_API linnet_status linnet_scorer_create(linnet_model *model,
+                                              const linnet_engine_options *options,
+                                              linnet_scorer **out, linnet_error *err);
+LINNET_API void linnet_scorer_destroy(linnet_scorer *scorer);
+
+/*
+ * logprobs[i - first]: the natural logarithm of the probability that tokens 0..i-1 are followed by
+ * token i, for each i from `first` (at least 1) up to n - 1; of the model's raw distribution over
+ * all rows of its output matrix, normalised in double. Each call is for itself: nothing is kept of
+ * the one before. LINNET_INVALID, LINNET_TOO_LONG, or LINNET_NUMERIC if a logit is NaN or
+ * +infinity.
+ */
+LINNET_API linnet_status linnet_score(linnet_scorer *scorer, const int32_t *tokens, size_t n,
+                                      size_t first, double *logprobs, linnet_error *err);
+
 typedef struct linnet_ladder_row {
     const char *stage; /* "no cache", "contiguous cache", "paged cache", ... */
     int32_t n_tokens;

@@ -13,5 +13,6 @@ int command_bench(const struct options *options);
 int command_tokenize(const struct options *options);
 int command_inspect(const struct options *options);
 int command_check(const struct options *options);
+int command_perplexity(const struct options *options);
 
 #endif

@@ -21,6 +21,9 @@ const struct command_spec command_table[COMMAND_COUNT] = {
                          false},
     [COMMAND_CHECK] = {"check", "[MODEL]", "compare every operation with the plain reference", 1,
                        false},
+    [COMMAND_PERPLEXITY] = {"perplexity", "[FILE]",
+                            "how well the model predicts a text, counted as llama-perplexity does",
+                            1, false},
     [COMMAND_GENERATE] = {"generate", "man|bash|zsh", "manual page or shell completion", 1, true},
 };
 
@@ -39,6 +42,7 @@ enum {
     TOKENIZE = 1 << COMMAND_TOKENIZE,
     INSPECT = 1 << COMMAND_INSPECT,
     CHECK = 1 << COMMAND_CHECK,
+    PERPLEXITY = 1 << COMMAND_PERPLEXITY,
     ANSWERING = RUN | CHAT,
     ENGINE = RUN | CHAT | BATCH | SERVE | BENCH | INSPECT,
     EVERY = (1 << COMMAND_COUNT) - 1
@@ -54,7 +58,7 @@ enum {
 
 const struct option_spec option_table[OPTION_COUNT] = {
     [OPTION_MODEL] = {"model", NULL, 'm', OPTION_KIND_FILE, GROUP_MODEL, .argument = "PATH|NAME",
-                      .commands = ENGINE | TOKENIZE | CHECK, .offset = FIELD(model),
+                      .commands = ENGINE | TOKENIZE | CHECK | PERPLEXITY, .offset = FIELD(model),
                       .help = "a GGUF file, a Hugging Face directory, or a name in $LINNET_MODELS "
                               "or $XDG_DATA_HOME/linnet/models (default: what script/quickstart "
                               "installed)"},
@@ -72,15 +76,17 @@ const struct option_spec option_table[OPTION_COUNT] = {
                       .offset = FIELD(dtype), .help = "type of the random weights (default bf16)"},
 
     [OPTION_DEVICE] = {"device", NULL, 0, OPTION_KIND_CHOICE, GROUP_ENGINE, .argument = "DEVICE",
-                       .choices = "auto|cpu|cuda|cuda:N", .commands = ENGINE | CHECK,
+                       .choices = "auto|cpu|cuda|cuda:N", .commands = ENGINE | CHECK | PERPLEXITY,
                        .offset = FIELD(device), .help = "where to compute (default auto)"},
     [OPTION_THREADS] = {"threads", NULL, 't', INTEGER, .group = GROUP_ENGINE, .min = 1,
-                        .max = LIMIT_THREADS, .commands = ENGINE | CHECK, .offset = FIELD(threads),
+                        .max = LIMIT_THREADS, .commands = ENGINE | CHECK | PERPLEXITY,
+                        .offset = FIELD(threads),
                         .help = "compute threads (default: the processors of this machine)"},
     [OPTION_MAX_MODEL_LEN] = {"max-model-len", "ctx-size", 'c', INTEGER, .group = GROUP_ENGINE,
-                              .min = LIMIT_LEAST_CONTEXT, UP_TO_I32, .commands = ENGINE,
-                              .offset = FIELD(max_model_len),
-                              .help = "longest sequence, prompt and answer (default: the model's)"},
+                              .min = LIMIT_LEAST_CONTEXT, UP_TO_I32,
+                              .commands = ENGINE | PERPLEXITY, .offset = FIELD(max_model_len),
+                              .help = "longest sequence, prompt and answer (default: the model's); "
+                                      "perplexity: tokens of a chunk (default 512)"},
     [OPTION_MAX_NUM_SEQS] = {"max-num-seqs", NULL, 0, INTEGER, .group = GROUP_ENGINE, .min = 1,
                              .max = LIMIT_SEQS, .commands = ENGINE, .offset = FIELD(max_num_seqs),
                              .help = "sequences in one step (default 64, on a GPU 256)"},
@@ -101,8 +107,10 @@ const struct option_spec option_table[OPTION_COUNT] = {
                               .help = "GPU: each operation launched by itself; changes no result"},
 
     [OPTION_MAX_TOKENS] = {"max-tokens", "predict", 'n', INTEGER, .group = GROUP_SAMPLING, .min = 1,
-                           UP_TO_I32, .commands = ANSWERING, .offset = FIELD(max_tokens),
-                           .help = "longest answer (default: as long as the context takes)"},
+                           UP_TO_I32, .commands = ANSWERING | PERPLEXITY,
+                           .offset = FIELD(max_tokens),
+                           .help = "longest answer (default: as long as the context takes); "
+                                   "perplexity: only the text's first N tokens"},
     [OPTION_MIN_TOKENS] = {"min-tokens", NULL, 0, INTEGER, .group = GROUP_SAMPLING, UP_TO_I32,
                            .commands = ANSWERING, .offset = FIELD(min_tokens),
                            .help = "no end token before this many"},
@@ -162,7 +170,7 @@ const struct option_spec option_table[OPTION_COUNT] = {
                            .commands = RUN, .offset = FIELD(prompt_ids),
                            .help = "token ids as the prompt, nothing added"},
     [OPTION_FILE] = {"file", NULL, 'f', OPTION_KIND_FILE, GROUP_INPUT, .argument = "FILE",
-                     .commands = RUN | TOKENIZE, .offset = FIELD(file),
+                     .commands = RUN | TOKENIZE | PERPLEXITY, .offset = FIELD(file),
                      .help = "read the text from a file; - is standard input"},
     [OPTION_SPECIAL] = {"special", NULL, 0, FLAG, .group = GROUP_INPUT, .commands = TOKENIZE,
                         .offset = FIELD(special),
@@ -176,6 +184,10 @@ const struct option_spec option_table[OPTION_COUNT] = {
                              "rendered text and its ids"},
     [OPTION_TENSORS] = {"tensors", NULL, 0, FLAG, .group = GROUP_INPUT, .commands = INSPECT,
                         .offset = FIELD(tensors), .help = "list every tensor"},
+    [OPTION_ALL] = {"all", NULL, 0, FLAG, .group = GROUP_INPUT, .commands = PERPLEXITY,
+                    .offset = FIELD(all),
+                    .help = "score all tokens of a chunk but its first, not its second half alone, "
+                            "and the rest of the text after the last whole chunk"},
     [OPTION_OUTPUT] = {"output", NULL, 'o', OPTION_KIND_FILE, GROUP_INPUT, .argument = "FILE",
                        .commands = BATCH, .offset = FIELD(output),
                        .help = "write here, whole or not at all (default: standard output)"},
@@ -198,8 +210,8 @@ const struct option_spec option_table[OPTION_COUNT] = {
                                    "memory and arithmetic allow, on the CPU; --prompt 512 and "
                                    "--batch 1 unless given"},
     [OPTION_JSON] = {"json", NULL, 0, FLAG, .group = GROUP_INPUT,
-                     .commands = RUN | BENCH | TOKENIZE | INSPECT | CHECK, .offset = FIELD(json),
-                     .help = "print JSON, nothing else"},
+                     .commands = RUN | BENCH | TOKENIZE | INSPECT | CHECK | PERPLEXITY,
+                     .offset = FIELD(json), .help = "print JSON, nothing else"},
     [OPTION_DRY_RUN] = {"dry-run", NULL, 0, FLAG, .group = GROUP_INPUT, .commands = ENGINE,
                         .offset = FIELD(dry_run),
                         .help = "print the memory plan, load and compute nothing"},

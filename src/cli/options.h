@@ -16,6 +16,7 @@ enum command {
     COMMAND_TOKENIZE,
     COMMAND_INSPECT,
     COMMAND_CHECK,
+    COMMAND_PERPLEXITY,
     COMMAND_GENERATE, /* hidden: the build makes man page and completions with it */
     COMMAND_COUNT,
     COMMAND_NONE = COMMAND_COUNT
@@ -63,6 +64,7 @@ enum option_id {
     OPTION_DECODE,
     OPTION_CHAT,
     OPTION_TENSORS,
+    OPTION_ALL,
     OPTION_OUTPUT,
     OPTION_BATCH,
     OPTION_PROMPT,
@@ -116,7 +118,7 @@ struct options {
     int64_t port, max_connections, max_queue_requests, max_queue_tokens, max_body;
     double drain_timeout;
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-    bool no_prefix_caching, enforce_eager, ignore_eos, raw, special, decode, chat, tensors,
+    bool no_prefix_caching, enforce_eager, ignore_eos, raw, special, decode, chat, tensors, all,
         operations, json, dry_run, quiet, verbose, version, help;
     struct texts stop, served_model_name, api_key, cors_origin;
     struct integers prompt_ids, batch, prompt;
