@@ -112,7 +112,8 @@ struct exchange {
     struct strbuf out;              /* of the stream: formatted and not yet sent */
     size_t out_sent;
     bool stream_ended, ping_due;
-    struct cursor *cursors;           /* [n_answers] */
+    struct cursor *cursors; /* [n_answers] */
+    linnet_error failure;   /* of the first answer that failed; its event ends the stream */
     struct anthropic_stream messages; /* in its place where the route is anthropic */
     double last_sent;
 
