@@ -511,57 +511,6 @@ static void many_idle_connections(void **state)
     skip();
 }
 
-/* ---- long texts ---------------------------------------------------------------------------- */
-
-static int n_answered(const int *fds, int n)
-{
-    int answered = 0;
-    for (int i = 0; i < n; i++) {
-        struct pollfd ready = {.fd = fds[i], .events = POLLIN};
-        answered += poll(&ready, 1, 0) > 0;
-    }
-    return answered;
-}
-
-/* Texts that take a worker long, more of them than there are workers: short requests of others do
- * not wait until they are read. */
-static void long_texts(void **state)
-{
-    (void)state;
-    enum { N = 4, SIZE = 2 << 20 };
-    struct site site;
-    struct strbuf body = {0};
-    int fds[N];
-    open_site(&site, NULL, 2);
-    strbuf_text(&body, "{\"prompt\":\"");
-    while (body.size < SIZE) strbuf_text(&body, "the quick brown fox ");
-    strbuf_text(&body, "\"}");
-    for (int i = 0; i < N; i++) {
-        fds[i] = client_open(&site);
-        client_ask(fds[i], "POST", "/tokenize", "", strbuf_cstr(&body));
-    }
-    usleep(100000); /* until workers have them: a fifth of the time that one takes */
-    static const char *const others[][3] = {
-        {"POST", chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":2}"},
-        {"POST", completions, quick},
-        {"POST", "/tokenize", "{\"prompt\":\"x\"}"},
-        {"GET", "/health", NULL},
-        {"GET", "/v1/models", NULL},
-    };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        ask(&site, others[i][0], others[i][1], others[i][2], &a);
-        assert_status(&a, 200);
-        assert_in_range(n_answered(fds, N), 0, 1);
-    }
-    for (int i = 0; i < N; i++) {
-        assert_true(client_read(fds[i], &a, false));
-        assert_status(&a, 200);
-        close(fds[i]);
-    }
-    strbuf_free(&body);
-    site_close(&site);
-}
-
 /* ---- a socket that somebody else has opened, as systemd does ----------------------------------
  */
 
@@ -674,7 +623,6 @@ int main(void)
         cmocka_unit_test(too_large),
         cmocka_unit_test(unix_socket),
         cmocka_unit_test(many_idle_connections),
-        cmocka_unit_test(long_texts),
         cmocka_unit_test(handed_over_socket),
         cmocka_unit_test(log_lines),
     };

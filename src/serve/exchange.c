@@ -170,3 +170,9 @@ void reply_status(struct exchange *x, const linnet_error *err)
     }
     reply_fault(x, &fault);
 }
+
+void reply_stopping(struct exchange *x)
+{
+    x->retry_after = 5;
+    reply_error(x, 503, "unavailable_error", NULL, "the server is shutting down: ask again later");
+}

@@ -162,9 +162,7 @@ static bool is_busy_or_absent(struct exchange *x)
 {
     struct server *s = x->server;
     if (x->route->generates && atomic_load(&s->draining)) {
-        x->retry_after = 5;
-        reply_error(x, 503, "unavailable_error", NULL,
-                    "the server is shutting down: ask again later");
+        reply_stopping(x);
         return true;
     }
     if (x->route->needs_engine && !atomic_load(&s->engine)) {
@@ -305,6 +303,10 @@ static enum MHD_Result complete(struct exchange *x)
                     (long long)x->server->options.max_body);
         return send_reply(x);
     }
+    if (atomic_load(&x->server->stopping)) {
+        reply_stopping(x);
+        return send_reply(x);
+    }
     atomic_store(&x->stage, STAGE_WORKING);
     enum MHD_Result result = wait_for(x);
     exchange_work(x);
@@ -330,9 +332,30 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, 
     case STAGE_WAITING: return wait_for(x);
     case STAGE_STREAM: return send_stream(x);
     case STAGE_REPLY: return send_reply(x);
-    case STAGE_SENT: break;
+    case STAGE_SENT: break; /* by http_refuse_body */
     }
-    return MHD_YES;
+    return MHD_NO;
+}
+
+/* libmicrohttpd takes a reply before a body or after it, not while it comes: this one goes past it.
+ * It goes on reading what the client sends until that has heard. */
+void http_refuse_body(struct exchange *x)
+{
+    struct strbuf text = {0};
+    if (x->server->options.tls_certificate) return; /* the socket is not for plain text */
+    reply_stopping(x);
+    strbuf_format(&text,
+                  "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: %s\r\nContent-Length: "
+                  "%zu\r\nRetry-After: %d\r\nx-request-id: %s\r\n\r\n",
+                  x->status, MHD_get_reason_phrase_for((unsigned)x->status), x->content_type,
+                  x->reply.size, x->retry_after, x->request_id);
+    strbuf_append(&text, x->reply.data, x->reply.size);
+    ssize_t sent =
+        text.failed ? 0 : send(x->socket, text.data, text.size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent == (ssize_t)text.size) x->outcome = x->status;
+    strbuf_free(&text);
+    exchange_free_body(x);
+    atomic_store(&x->stage, STAGE_SENT);
 }
 
 void http_resume(struct exchange *x)

@@ -160,6 +160,7 @@ struct server {
     linnet_plan plan;
     _Atomic(linnet_engine *) engine;
     atomic_bool draining, failed;
+    atomic_bool stopping;     /* what has not begun is refused */
     atomic_int n_working;     /* exchanges at work */
     atomic_size_t body_bytes; /* that wait to be read */
 
@@ -168,8 +169,8 @@ struct server {
     struct exchange *ready, *ready_last;
     struct jobs jobs, long_jobs; /* the latter have long bodies */
     bool long_job;               /* one of them is with a worker */
-    bool workers_stop, loop_stop;
-    double loop_deadline;
+    int n_busy;                  /* workers */
+    bool workers_stop;
     int32_t n_queued, n_live; /* prompts not begun; prompts not finished */
     int64_t queued_tokens, live_tokens;
     double mean_answer; /* tokens; of those that have finished */
@@ -206,11 +207,14 @@ void reply_error(struct exchange *x, int status, const char *type, const char *c
                  const char *format, ...) __attribute__((format(printf, 5, 6)));
 void reply_fault(struct exchange *x, const struct openai_fault *fault);
 void reply_status(struct exchange *x, const linnet_error *err);
+void reply_stopping(struct exchange *x);
 
 /* ---- http.c ---- */
 
 struct MHD_Daemon *http_start(struct server *s, linnet_error *err);
 void http_resume(struct exchange *x);
+/* The server stops: a client whose body is still under way is told at once. */
+void http_refuse_body(struct exchange *x);
 
 /* ---- route.c ---- */
 
