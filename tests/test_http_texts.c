@@ -1,9 +1,10 @@
 /*
- * Long texts: while a worker reads one, which the test holds it at for as long as it likes, others
- * are answered, and who waits hears of it when the server stops.
+ * Long texts and long replies: while a worker is at one, where the test holds it for as long as it
+ * likes, others are answered, and who waits hears of it when the server stops.
  */
 #include "http_client.h"
 
+#include <dlfcn.h>
 #include <stdatomic.h>
 
 #include "serve/server_internal.h"
@@ -75,6 +76,17 @@ json_t *json_loadb(const char *text, size_t n, size_t flags, json_error_t *error
     struct bytes from = {text, n};
     if (n > LONG_BODY) gate_pass();
     return json_load_callback(give_bytes, &from, flags, error);
+}
+
+/* And one that writes a reply with so many choices. */
+enum { MANY_CHOICES = 128 };
+
+int json_dump_callback(const json_t *json, json_dump_callback_t write, void *user, size_t flags)
+{
+    static int (*dump)(const json_t *, json_dump_callback_t, void *, size_t);
+    if (!dump) *(void **)&dump = dlsym(RTLD_NEXT, "json_dump_callback");
+    if (json_array_size(json_object_get(json, "choices")) >= MANY_CHOICES) gate_pass();
+    return dump(json, write, user, flags);
 }
 
 /* ---- requests ------------------------------------------------------------------------------- */
@@ -150,6 +162,32 @@ static void long_texts(void **state)
     await_waiting(&site, N - 1);
     gate_set(false);
     for (int i = 0; i < N; i++) assert_answered(fds[i], 200);
+    site_close(&site);
+}
+
+/* A long reply does not take the other worker, too. */
+static void long_replies(void **state)
+{
+    (void)state;
+    struct site site;
+    struct strbuf body = {0};
+    site_open(&site, "127.0.0.1", NULL);
+    site_load(&site, 8);
+    strbuf_text(&body, "{\"prompt\":[40");
+    for (int i = 1; i < 1000; i++) strbuf_text(&body, ",41");
+    strbuf_format(&body, "],\"n\":%d,\"max_tokens\":1,\"return_token_ids\":true}", MANY_CHOICES);
+    gate_set(true);
+    int reading = ask_long(&site), answer = client_open(&site);
+    await_held(1);
+    client_ask(answer, "POST", "/v1/completions", "", strbuf_cstr(&body));
+    await_waiting(&site, 1); /* answered and not written */
+    ask(&site, "POST", "/v1/completions", quick, &a);
+    assert_status(&a, 200);
+    assert_int_equal(gate_held(), 1);
+    gate_set(false);
+    assert_answered(reading, 200);
+    assert_answered(answer, 200);
+    strbuf_free(&body);
     site_close(&site);
 }
 
@@ -229,6 +267,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(long_texts),
+        cmocka_unit_test(long_replies),
         cmocka_unit_test(stopping),
     };
     return cmocka_run_group_tests(tests, NULL, done);

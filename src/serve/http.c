@@ -121,10 +121,18 @@ static enum MHD_Result send_response(struct exchange *x, int status, struct MHD_
     return result;
 }
 
+static struct MHD_Response *fixed_response(const struct exchange *x)
+{
+    void *bytes = (void *)(uintptr_t)x->fixed; /* which are only read */
+    return MHD_create_response_from_buffer(x->fixed_size, bytes, MHD_RESPMEM_PERSISTENT);
+}
+
 static enum MHD_Result send_reply(struct exchange *x)
 {
     struct strbuf text = x->reply;
+    if (x->fixed) return send_response(x, x->status, fixed_response(x));
     x->reply = (struct strbuf){0};
+    account_set(x, &x->reply_held, account_request(x) + text.capacity); /* until it is sent */
     if (text.failed || x->gone) {
         strbuf_free(&text);
         return MHD_NO;
@@ -262,14 +270,11 @@ static enum MHD_Result receive(struct exchange *x, const char *bytes, size_t n)
     x->body_seen += n;
     if (x->body_seen > 2 * limit) return MHD_NO; /* chunks without end */
     if (atomic_load(&x->stage) != STAGE_RECEIVING) return MHD_YES;
-    if (atomic_load(&s->body_bytes) + n > ALL_BODIES * limit) x->body_refused = true;
-    if (x->body_seen > limit || x->body_refused) {
-        exchange_free_body(x);
-    } else {
+    if (x->body_seen <= limit && !x->body_refused) {
+        x->body_refused = !account_add(x, &x->body_held, n);
         strbuf_append(&x->body, bytes, n);
-        atomic_fetch_add(&x->body_held, n);
-        atomic_fetch_add(&s->body_bytes, n);
     }
+    if (x->body_seen > limit || x->body_refused) exchange_free_body(x);
     return MHD_YES;
 }
 
@@ -292,9 +297,7 @@ static enum MHD_Result complete(struct exchange *x)
         return send_reply(x);
     }
     if (x->body_refused || x->body.failed) {
-        x->retry_after = 1;
-        reply_error(x, 503, "unavailable_error", NULL,
-                    "too many requests are coming in at once: ask again in a second");
+        reply_crowded(x);
         return send_reply(x);
     }
     if (x->body_seen > (size_t)x->server->options.max_body) {

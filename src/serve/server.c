@@ -25,10 +25,11 @@ static const double tick_s = 0.25;
 void exchange_work(struct exchange *x)
 {
     struct server *s = x->server;
+    bool answered = atomic_load(&x->stage) == STAGE_WAITING; /* goes before new requests */
+    bool is_long = answered ? account_reply(x) > LONG_REPLY : x->body.size > LONG_BODY;
+    struct jobs *jobs = is_long ? &s->long_jobs : &s->jobs;
     exchange_hold(x);
     pthread_mutex_lock(&s->mutex);
-    bool answered = atomic_load(&x->stage) == STAGE_WAITING; /* goes before new requests */
-    struct jobs *jobs = x->body.size > LONG_BODY ? &s->long_jobs : &s->jobs;
     x->next_job = answered ? jobs->first : NULL;
     if (!jobs->first)
         jobs->first = jobs->last = x;
@@ -66,9 +67,9 @@ void exchange_wake(struct exchange *x)
     if (!known && first) wake_loop(s);
 }
 
-/* The next one to work at; under the mutex. A long text occupies a worker for seconds: there is
- * never more than one at work, so that the others' need not wait. When the server stops, none is
- * read any more. */
+/* The next one to work at; under the mutex. A long text or reply occupies a worker for seconds:
+ * there is never more than one at work, so that the others' need not wait. When the server stops,
+ * none is read any more. */
 static struct exchange *take_job(struct server *s, bool *is_long)
 {
     *is_long = s->long_jobs.first && (!s->long_job || atomic_load(&s->stopping));
@@ -262,6 +263,7 @@ static const char **keep_list(struct server *s, const char *const *list, size_t 
 static linnet_status copy_options(struct server *s, const struct server_options *in,
                                   linnet_error *err)
 {
+    enum { USUAL_BODY = 8 << 20, BODIES = 32 };
     struct server_options *o = &s->options;
     bool failed = false;
     *o = *in;
@@ -274,7 +276,9 @@ static linnet_status copy_options(struct server *s, const struct server_options 
     if (!o->max_connections) o->max_connections = 4096;
     if (!o->max_queue_requests) o->max_queue_requests = 1024;
     if (!o->max_queue_tokens) o->max_queue_tokens = 4 << 20;
-    if (!o->max_body) o->max_body = 8 << 20;
+    if (!o->max_body) o->max_body = USUAL_BODY;
+    if (!o->max_memory)
+        o->max_memory = BODIES * (o->max_body > USUAL_BODY ? o->max_body : USUAL_BODY);
     if (o->header_s <= 0) o->header_s = 20;
     if (o->idle_s <= 0) o->idle_s = 75;
     if (o->body_s <= 0) o->body_s = 30;

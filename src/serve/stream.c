@@ -41,7 +41,7 @@ static void write_chunk(struct exchange *x, json_t *choice)
 
 /* What is new in an answer: its text and tokens as an answer of their own, of a chat also the
  * deltas that the text has become. */
-enum { LOOK_TOKENS = 256 }; /* of a choice at a time */
+enum { LOOK_TOKENS = 256, LOOK_BYTES = 64 << 10 }; /* of a choice at a time; of all, about */
 
 struct fresh {
     struct openai_answer answer;
@@ -163,8 +163,7 @@ static void fail(struct exchange *x, const struct openai_answer *failed)
 {
     if (x->failure.status) return;
     x->failure = failed->error;
-    if (failed->finish == LINNET_FINISH_CANCELLED)
-        error_set(&x->failure, LINNET_CANCELLED, "the server is shutting down: ask again later");
+    if (failed->finish == LINNET_FINISH_CANCELLED) generate_cancelled(x, &x->failure);
     exchange_cancel(x, false);
 }
 
@@ -181,6 +180,7 @@ static void write_choice(struct exchange *x, size_t i, const struct fresh *fresh
     if (ended && fresh->good) write_finish(x, i, fresh->finish_reason);
     if (!fresh->good) fail(x, &fresh->answer);
     c->finished = ended;
+    x->n_told += ended;
 }
 
 /* ---- the end ------------------------------------------------------------------------------- */
@@ -238,20 +238,19 @@ static bool look_at_choice(struct exchange *x, size_t i)
     return !fresh.more;
 }
 
-/* Formats what has come, a piece of each choice; false: more waits. */
+/* Formats what has come, a piece of each choice in turn while there is room; false: more waits. */
 static bool look(struct exchange *x)
 {
-    size_t n_finished = 0;
     bool all = true;
     if (x->route->messages) {
         look_for_messages(x);
         return true;
     }
-    for (size_t i = 0; i < x->n_answers; i++) {
-        all &= look_at_choice(x, i);
-        n_finished += x->cursors[i].finished;
+    for (size_t n = 0; n < x->n_answers && x->out.size < LOOK_BYTES; n++) {
+        all &= look_at_choice(x, x->next_choice);
+        x->next_choice = (x->next_choice + 1) % x->n_answers;
     }
-    if (n_finished < x->n_answers) return all || x->out.failed;
+    if (x->n_told < x->n_answers) return all || x->out.failed;
     if (x->failure.status)
         write_failure(x);
     else
@@ -265,7 +264,7 @@ ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
     (void)position;
     if (x->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (x->out_sent == x->out.size) {
-        strbuf_clear(&x->out);
+        strbuf_free(&x->out);
         x->out_sent = 0;
         if (x->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
         while (!look(x) && x->out.size == 0) continue; /* what waits may have no text */
@@ -277,6 +276,8 @@ ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
                 strbuf_text(&x->out, ": ping\n\n");
         }
         x->ping_due = false;
+        account_set(x, &x->out_held, x->out.capacity);
+        if (account_is_greedy(x)) generate_give_way(x);
     }
     size_t n = x->out.size - x->out_sent;
     if (n == 0 && x->server->closing) return MHD_CONTENT_READER_END_WITH_ERROR;
