@@ -105,6 +105,31 @@ static void full_queue(void **state)
     site_close(&site);
 }
 
+/* Who is more urgent comes first, whoever came first. */
+static void priorities(void **state)
+{
+    (void)state;
+    struct site site;
+    open_site(&site, NULL, 1);
+    int running = ask_endless(&site, "");
+    await_running(&site, 1, 0);
+    int first = client_open(&site);
+    client_ask(first, "POST", completions, "", quick);
+    await_running(&site, 1, 1);
+    int urgent = ask_endless(&site, ",\"priority\":-1,\"stream\":true");
+    await_running(&site, 1, 2);
+    close(running);
+    char line[256] = "";
+    assert_true(client_head(urgent, &a));
+    while (strncmp(line, "data: ", 6) != 0) assert_true(client_line(urgent, line, sizeof line));
+    await_running(&site, 1, 1); /* the first still waits */
+    close(urgent);
+    assert_true(client_read(first, &a, false));
+    assert_status(&a, 200);
+    close(first);
+    site_close(&site);
+}
+
 /* Case H08. */
 static void keys(void **state)
 {
@@ -614,6 +639,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(clients_that_leave),
         cmocka_unit_test(full_queue),
+        cmocka_unit_test(priorities),
         cmocka_unit_test(keys),
         cmocka_unit_test(late_clients),
         cmocka_unit_test(slow_reader),
