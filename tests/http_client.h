@@ -137,7 +137,7 @@ struct answered {
 
 static inline int client_open(const struct site *site)
 {
-    struct timeval patience = {.tv_sec = 30};
+    struct timeval patience = {.tv_sec = 120};
     struct sockaddr_in inet = {.sin_family = AF_INET, .sin_port = htons((uint16_t)site->port)};
     struct sockaddr_un local = {.sun_family = AF_UNIX};
     bool is_local = site->path[0] != 0;
