@@ -5,6 +5,7 @@
 #include "engine_load.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <strings.h>
@@ -136,7 +137,7 @@ struct answered {
 
 static inline int client_open(const struct site *site)
 {
-    struct timeval patience = {.tv_sec = 30};
+    struct timeval patience = {.tv_sec = 120};
     struct sockaddr_in inet = {.sin_family = AF_INET, .sin_port = htons((uint16_t)site->port)};
     struct sockaddr_un local = {.sun_family = AF_UNIX};
     bool is_local = site->path[0] != 0;
@@ -170,6 +171,22 @@ static inline void client_text(int fd, const char *text)
 static inline bool client_byte(int fd, char *c)
 {
     return recv(fd, c, 1, 0) == 1;
+}
+
+/* That the server has begun to answer, of which nothing is taken. */
+static inline void assert_begun(int fd)
+{
+    char c;
+    assert_int_equal(recv(fd, &c, 1, MSG_PEEK), 1);
+}
+
+/* That the server ends the connection, whatever it says before; not that we lose patience. */
+static inline void assert_cut(int fd)
+{
+    char c;
+    errno = 0;
+    while (client_byte(fd, &c)) continue;
+    assert_true(errno == 0 || errno == ECONNRESET);
 }
 
 /* Up to a line's end, which is left out. */

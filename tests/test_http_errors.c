@@ -131,6 +131,33 @@ static void streams(void **state)
     assert_quiet(&site);
 }
 
+/* One answer fails: whatever the engine has made of the others until then comes before the error.
+ */
+static void streams_of_several(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "{\"prompt\":[\"~\",\"one\",\"two\"],\"n\":2,\"max_tokens\":4000,\"ignore_eos\":true,"
+        "\"logprobs\":0,\"stream\":true,\"logit_bias\":{\"BROKEN\":-1000}}";
+    for (int i = 0; i < 20; i++) {
+        struct streamed s;
+        linnet_stats before, after;
+        assert_quiet(&site);
+        linnet_engine_get_stats(site.engine, &before);
+        ask(&site, "POST", completions, biased(body), &a);
+        assert_status(&a, 200);
+        streamed_read(&s, &a.body);
+        assert_string_equal(json_string_value(json_object_get(s.error, "type")), "server_error");
+        assert_holds(json_string_value(json_object_get(s.error, "message")), why);
+        assert_int_equal(s.n_done, 1);
+        linnet_engine_get_stats(site.engine, &after);
+        assert_int_equal(json_array_size(s.logprobs),
+                         after.generated_tokens - before.generated_tokens);
+        streamed_free(&s);
+    }
+    assert_quiet(&site);
+}
+
 /* The last event of a stream of the Messages API. */
 static void assert_fails(const char *event)
 {
@@ -183,7 +210,7 @@ static void others(void **state)
     streamed_read(&alone, &a.body);
     int fd = client_open(&site);
     client_ask(fd, "POST", completions, "", biased(good));
-    await_running(&site, 1, 0);
+    assert_begun(fd);
     for (int i = 0; i < 8; i++)
         assert_broken(completions, "{\"prompt\":\"~\",\"max_tokens\":3}", "server_error");
     assert_true(client_read(fd, &a, false));
@@ -206,6 +233,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_answers),
         cmocka_unit_test(streams),
+        cmocka_unit_test(streams_of_several),
         cmocka_unit_test(stream_of_messages),
         cmocka_unit_test(others),
     };

@@ -7,7 +7,7 @@
 
 #include <stdatomic.h>
 
-enum { N_CLIENTS = 24, N_ROUNDS = 8, N_KINDS = 8 };
+enum { N_CLIENTS = 24, N_ROUNDS = 8, N_KINDS = 8, SEEN_S = 120 };
 
 static struct site site;
 static char bodies[N_KINDS][2][512]; /* whole, streamed */
@@ -86,11 +86,32 @@ static void *client(void *arg)
     return NULL;
 }
 
+static void all_clients(void)
+{
+    pthread_t threads[N_CLIENTS];
+    int wrong[N_CLIENTS];
+    for (int i = 0; i < N_CLIENTS; i++) {
+        wrong[i] = i;
+        assert_int_equal(pthread_create(&threads[i], NULL, client, &wrong[i]), 0);
+    }
+    for (int i = 0; i < N_CLIENTS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(wrong[i], 0);
+    }
+}
+
+/* How often each of these happens is the threads' affair; that it does is what is asked. */
+static bool has_seen_all(void)
+{
+    linnet_stats stats;
+    linnet_engine_get_stats(site.engine, &stats);
+    return atomic_load(&n_complete) > N_CLIENTS && atomic_load(&n_left) > 0 &&
+           atomic_load(&n_refused) > 0 && stats.n_preemptions > 0;
+}
+
 static void crowd(void **state)
 {
     (void)state;
-    pthread_t threads[N_CLIENTS];
-    int wrong[N_CLIENTS];
     struct server_options options = {.max_queue_requests = 8};
     site_open(&site, "127.0.0.1", &options);
     linnet_error err;
@@ -103,27 +124,17 @@ static void crowd(void **state)
     assert_ok(linnet_engine_create(site.model, &small, &site.engine, &err), err);
     assert_ok(server_attach(site.server, site.model, site.engine, &err), err);
     make_requests();
-    for (int i = 0; i < N_CLIENTS; i++) {
-        wrong[i] = i;
-        assert_int_equal(pthread_create(&threads[i], NULL, client, &wrong[i]), 0);
-    }
-    for (int i = 0; i < N_CLIENTS; i++) {
-        pthread_join(threads[i], NULL);
-        assert_int_equal(wrong[i], 0);
-    }
-    assert_true(atomic_load(&n_complete) > N_CLIENTS);
-    assert_true(atomic_load(&n_left) > 0);
-    assert_true(atomic_load(&n_refused) > 0);
-    linnet_stats stats;
+    double end = clock_seconds() + SEEN_S;
+    do all_clients();
+    while (!has_seen_all() && clock_seconds() < end);
+    assert_true(has_seen_all());
     assert_quiet(&site);
-    linnet_engine_get_stats(site.engine, &stats);
-    assert_true(stats.n_preemptions > 0);
     site_close(&site);
 }
 
 /* ---- short answers ------------------------------------------------------------------------- */
 
-enum { N_HASTY = 64, N_HASTY_ROUNDS = 12, ANSWER_S = 8 };
+enum { N_HASTY = 64, N_HASTY_ROUNDS = 12, ANSWER_S = 60 };
 
 struct hasty {
     pthread_t thread;

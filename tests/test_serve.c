@@ -81,6 +81,26 @@ static void assert_said(const char *words)
     free(text);
 }
 
+static void await_said(const char *words)
+{
+    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(2000)) {
+        char *text = load_file(scratch_path(folder, "err"), NULL);
+        bool said = strstr(text, words) != NULL;
+        free(text);
+        if (said) return;
+    }
+    fail_msg("it does not say: %s", words);
+}
+
+static void await_draining(struct running *r)
+{
+    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(2000)) {
+        ask(&r->site, "GET", "/health", NULL, &a);
+        if (a.status == 503) return;
+    }
+    fail_msg("the server does not drain");
+}
+
 #define WORDS(...)        \
     (const char *const[]) \
     {                     \
@@ -133,7 +153,7 @@ static void long_body_of_curl(void **state)
     snprintf(command, sizeof command,
              "head -c 100000 /dev/zero | tr '\\0' x | sed 's/.*/{\"prompt\":\"&\"}/' | curl -s -o "
              "/dev/null -w '%%{http_code}' -H 'Expect: 100-continue' --data-binary @- --max-time "
-             "20 http://127.0.0.1:%d/tokenize",
+             "120 http://127.0.0.1:%d/tokenize",
              r.site.port);
     assert_curl(command, 200);
     kill(r.pid, SIGTERM);
@@ -156,7 +176,7 @@ static void terminate_twice(void **state)
         double begun = clock_seconds();
         kill(r.pid, SIGTERM);
         if (twice) {
-            usleep(200000);
+            await_draining(&r); /* two signals at once are one */
             kill(r.pid, SIGTERM);
         }
         char line[4096];
@@ -188,13 +208,12 @@ static void keys_from_a_file(void **state)
     assert_status(&a, 200);
     unlink(scratch_path(folder, "keys"));
     kill(r.pid, SIGHUP); /* nothing to read: they stay */
-    usleep(100000);
+    await_said("the keys stay as they were");
     ask_with(&r.site, "GET", "/v1/models", "Authorization: Bearer second\r\n", NULL, &a);
     assert_status(&a, 200);
     kill(r.pid, SIGINT);
     assert_int_equal(end(&r), 0);
     assert_said("the keys were read again");
-    assert_said("the keys stay as they were");
 }
 
 static void socket_file(void **state)
@@ -279,7 +298,7 @@ static void encrypted(void **state)
     await_ready(&r);
     assert_holds(r.line, " at https://127.0.0.1:");
     snprintf(command, sizeof command,
-             "curl -s -k -o /dev/null -w '%%{http_code}' --max-time 20 -d '%s' "
+             "curl -s -k -o /dev/null -w '%%{http_code}' --max-time 120 -d '%s' "
              "https://127.0.0.1:%d/v1/completions",
              quick, r.site.port);
     assert_curl(command, 200);

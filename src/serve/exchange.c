@@ -42,6 +42,8 @@ void exchange_release(struct exchange *x)
     exchange_free_body(x); /* only now: it may have been waiting to be read */
     strbuf_free(&x->reply);
     strbuf_free(&x->out);
+    account_set(x, &x->reply_held, 0);
+    account_set(x, &x->out_held, 0);
     pthread_mutex_destroy(&x->mutex);
     free(x);
 }
@@ -70,7 +72,7 @@ void exchange_end(struct exchange *x)
 void exchange_free_body(struct exchange *x)
 {
     strbuf_free(&x->body);
-    atomic_fetch_sub(&x->server->body_bytes, atomic_exchange(&x->body_held, 0));
+    account_set(x, &x->body_held, 0);
 }
 
 void exchange_cancel(struct exchange *x, bool gone)
@@ -102,17 +104,26 @@ void exchange_watch(struct exchange *x)
 
 /* ---- replies ------------------------------------------------------------------------------- */
 
+static int write_bytes(const char *bytes, size_t n, void *reply)
+{
+    strbuf_append(reply, bytes, n);
+    return 0;
+}
+
 void reply_json(struct exchange *x, int status, json_t *json)
 {
     static const char instead[] =
         "{\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\",\"param\":null,"
         "\"code\":null}}";
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    strbuf_free(&x->reply);
+    bool good = json && json_dump_callback(json, write_bytes, &x->reply, JSON_COMPACT) == 0 &&
+                !x->reply.failed;
     json_decref(json);
-    strbuf_clear(&x->reply);
-    strbuf_text(&x->reply, text ? text : instead);
-    free(text);
-    x->status = text ? status : 500;
+    if (!good) {
+        strbuf_free(&x->reply);
+        strbuf_text(&x->reply, instead);
+    }
+    x->status = good ? status : 500;
     atomic_store(&x->stage, STAGE_REPLY);
 }
 
@@ -169,4 +180,17 @@ void reply_status(struct exchange *x, const linnet_error *err)
         return;
     }
     reply_fault(x, &fault);
+}
+
+void reply_stopping(struct exchange *x)
+{
+    x->retry_after = 5;
+    reply_error(x, 503, "unavailable_error", NULL, "the server is shutting down: ask again later");
+}
+
+void reply_crowded(struct exchange *x)
+{
+    x->retry_after = 1;
+    reply_error(x, 503, "unavailable_error", NULL,
+                "requests and replies take too much memory at once: ask again in a second");
 }

@@ -72,6 +72,24 @@ static bool ends_engine(linnet_status status)
     return status == LINNET_DEVICE || status == LINNET_MEMORY || status == LINNET_INTERNAL;
 }
 
+void generate_give_way(struct exchange *x)
+{
+    pthread_mutex_lock(&x->mutex);
+    x->crowded = true;
+    pthread_mutex_unlock(&x->mutex);
+    exchange_cancel(x, false);
+}
+
+void generate_cancelled(struct exchange *x, linnet_error *why)
+{
+    pthread_mutex_lock(&x->mutex);
+    bool crowded = x->crowded;
+    pthread_mutex_unlock(&x->mutex);
+    error_set(why, LINNET_CANCELLED, "%s",
+              crowded ? "requests and replies take too much memory at once: ask again later"
+                      : "the server is shutting down: ask again later");
+}
+
 static void on_event(void *user, const linnet_event *e)
 {
     struct submission *sub = user;
@@ -82,6 +100,7 @@ static void on_event(void *user, const linnet_event *e)
     pthread_mutex_lock(&x->mutex);
     size_t choice = sub->index * (size_t)x->request.request.n + (size_t)e->choice;
     openai_answer_add(&x->answers[choice], e);
+    account_add(x, &x->reply_held, account_event(e));
     if (e->type == LINNET_EVENT_TOKEN) measure_token(x, choice, now);
     if (finished) {
         x->n_finished++;
@@ -95,6 +114,7 @@ static void on_event(void *user, const linnet_event *e)
     bool closed = !finished && x->n_answers == 1 && openai_answer_is_closed(x->answers);
     pthread_mutex_unlock(&x->mutex);
     if (closed) exchange_cancel(x, false);
+    if (!finished && account_is_greedy(x)) generate_give_way(x);
     if (finished) measure_choice(x, e, now);
     if (e->error && ends_engine(e->error->status)) atomic_store(&x->server->failed, true);
     if (!gone && stream && e->type != LINNET_EVENT_PROMPT) exchange_wake(x);
@@ -260,28 +280,33 @@ static bool fits(struct exchange *x)
     return true;
 }
 
-/* A whole answer's log-probabilities take about a kilobyte each while they are written. */
+/* What is known beforehand of a request's memory, and of its reply's if that is not a stream. */
 static bool fits_memory(struct exchange *x)
 {
-    enum { MOST = 1 << 18, USUAL = 4096 }; /* USUAL: an answer without max_tokens */
-    const linnet_request *r = &x->request.request;
-    int64_t room = x->server->plan.max_model_len, usual = room < USUAL ? room : USUAL,
-            each = r->want_logprobs ? 1 + r->logprobs : 0;
-    int64_t most = !r->max_tokens ? usual : r->max_tokens < room ? r->max_tokens : room;
-    if (x->request.stream || (int64_t)x->n_answers * most * each <= MOST) return true;
-    struct openai_fault fault = {0};
-    error_set(&fault.error, LINNET_INVALID,
-              "%zu answers of up to %lld tokens with %lld log-probabilities each are too many for "
-              "one reply (at most %d in all): ask for a stream, or lower n, max_tokens or "
-              "top_logprobs",
-              x->n_answers, (long long)most, (long long)each, (int)MOST);
-    snprintf(fault.field, sizeof fault.field, "%s",
-             x->request.endpoint == OPENAI_CHAT ? "top_logprobs" : "logprobs");
-    reply_fault(x, &fault);
+    size_t limit = (size_t)x->server->options.max_memory, logprobs = 0, known = account_request(x);
+    if (!x->request.stream) {
+        x->reply_known = account_reply(x);
+        known += x->reply_known;
+        logprobs = account_logprobs(x);
+    }
+    if (known + logprobs > limit) {
+        const char *names[] = {"top_logprobs", "logprobs"};
+        struct openai_fault fault = {0};
+        error_set(&fault.error, LINNET_INVALID,
+                  "the reply may take %zu MiB of memory and the limit is %zu: ask for a stream, "
+                  "lower n, max_tokens or top_logprobs, or leave out echo, return_token_ids and "
+                  "debug",
+                  (known + logprobs) >> 20, limit >> 20);
+        snprintf(fault.field, sizeof fault.field, "%s",
+                 logprobs > known ? names[x->request.endpoint == OPENAI_COMPLETIONS] : "n");
+        reply_fault(x, &fault);
+        return false;
+    }
+    if (account_add(x, &x->reply_held, known)) return true;
+    reply_crowded(x);
     return false;
 }
 
-/* Takes the body over. */
 /* Whether the request's model is one of the served; else says so. */
 static bool is_served(struct exchange *x, const struct openai_request *request)
 {
@@ -417,25 +442,24 @@ json_t *generate_debug(struct exchange *x)
                      "timings", timings, "preemptions", preemptions);
 }
 
-void generate_reply(struct exchange *x)
+/* The answers are in the reply: only what the log says of them is kept. */
+static void drop_answers(struct exchange *x)
 {
+    pthread_mutex_lock(&x->mutex);
     for (size_t i = 0; i < x->n_answers; i++) {
-        const struct openai_answer *a = &x->answers[i];
-        linnet_error err = a->error;
-        if (openai_answer_is_good(a)) continue;
-        if (a->finish == LINNET_FINISH_CANCELLED)
-            error_set(&err, LINNET_CANCELLED, "the server is shutting down: ask again later");
-        reply_status(x, &err);
-        return;
+        struct openai_answer *a = &x->answers[i], kept = {.prompt_tokens = a->prompt_tokens,
+                                                          .cached_tokens = a->cached_tokens,
+                                                          .completion_tokens = a->completion_tokens,
+                                                          .finish = a->finish,
+                                                          .timings = a->timings};
+        openai_answer_free(a);
+        *a = kept;
     }
-    const char *model_name = x->request.model ? x->request.model : route_name(x->server);
-    if (x->route->messages) {
-        struct anthropic_reply reply = {x->id, model_name, &x->request, x->answers};
-        strbuf_clear(&x->reply);
-        anthropic_message(&reply, &x->reply);
-        reply_written(x, 200);
-        return;
-    }
+    pthread_mutex_unlock(&x->mutex);
+}
+
+static void reply_openai(struct exchange *x, const char *model_name)
+{
     struct openai_reply reply = {.id = x->id,
                                  .model_name = model_name,
                                  .created = x->created,
@@ -443,5 +467,37 @@ void generate_reply(struct exchange *x)
                                  .n_answers = x->n_answers};
     json_t *json = openai_response(x->server->model, &x->request, &reply);
     if (json && x->request.debug) json_object_set_new(json, "debug", generate_debug(x));
+    drop_answers(x);
     reply_json(x, 200, json);
+}
+
+static void reply_messages(struct exchange *x, const char *model_name)
+{
+    struct anthropic_reply reply = {x->id, model_name, &x->request, x->answers};
+    strbuf_free(&x->reply);
+    anthropic_message(&reply, &x->reply);
+    drop_answers(x);
+    reply_written(x, 200);
+}
+
+void generate_reply(struct exchange *x)
+{
+    for (size_t i = 0; i < x->n_answers; i++) {
+        const struct openai_answer *a = &x->answers[i];
+        linnet_error err = a->error;
+        if (openai_answer_is_good(a)) continue;
+        if (a->finish == LINNET_FINISH_CANCELLED) generate_cancelled(x, &err);
+        reply_status(x, &err);
+        return;
+    }
+    account_add(x, &x->reply_held, account_reply(x) - x->reply_known);
+    if (account_is_greedy(x)) {
+        reply_crowded(x);
+        return;
+    }
+    const char *model_name = x->request.model ? x->request.model : route_name(x->server);
+    if (x->route->messages)
+        reply_messages(x, model_name);
+    else
+        reply_openai(x, model_name);
 }

@@ -121,10 +121,18 @@ static enum MHD_Result send_response(struct exchange *x, int status, struct MHD_
     return result;
 }
 
+static struct MHD_Response *fixed_response(const struct exchange *x)
+{
+    void *bytes = (void *)(uintptr_t)x->fixed; /* which are only read */
+    return MHD_create_response_from_buffer(x->fixed_size, bytes, MHD_RESPMEM_PERSISTENT);
+}
+
 static enum MHD_Result send_reply(struct exchange *x)
 {
     struct strbuf text = x->reply;
+    if (x->fixed) return send_response(x, x->status, fixed_response(x));
     x->reply = (struct strbuf){0};
+    account_set(x, &x->reply_held, account_request(x) + text.capacity); /* until it is sent */
     if (text.failed || x->gone) {
         strbuf_free(&text);
         return MHD_NO;
@@ -162,9 +170,7 @@ static bool is_busy_or_absent(struct exchange *x)
 {
     struct server *s = x->server;
     if (x->route->generates && atomic_load(&s->draining)) {
-        x->retry_after = 5;
-        reply_error(x, 503, "unavailable_error", NULL,
-                    "the server is shutting down: ask again later");
+        reply_stopping(x);
         return true;
     }
     if (x->route->needs_engine && !atomic_load(&s->engine)) {
@@ -264,14 +270,11 @@ static enum MHD_Result receive(struct exchange *x, const char *bytes, size_t n)
     x->body_seen += n;
     if (x->body_seen > 2 * limit) return MHD_NO; /* chunks without end */
     if (atomic_load(&x->stage) != STAGE_RECEIVING) return MHD_YES;
-    if (atomic_load(&s->body_bytes) + n > ALL_BODIES * limit) x->body_refused = true;
-    if (x->body_seen > limit || x->body_refused) {
-        exchange_free_body(x);
-    } else {
+    if (x->body_seen <= limit && !x->body_refused) {
+        x->body_refused = !account_add(x, &x->body_held, n);
         strbuf_append(&x->body, bytes, n);
-        atomic_fetch_add(&x->body_held, n);
-        atomic_fetch_add(&s->body_bytes, n);
     }
+    if (x->body_seen > limit || x->body_refused) exchange_free_body(x);
     return MHD_YES;
 }
 
@@ -294,15 +297,17 @@ static enum MHD_Result complete(struct exchange *x)
         return send_reply(x);
     }
     if (x->body_refused || x->body.failed) {
-        x->retry_after = 1;
-        reply_error(x, 503, "unavailable_error", NULL,
-                    "too many requests are coming in at once: ask again in a second");
+        reply_crowded(x);
         return send_reply(x);
     }
     if (x->body_seen > (size_t)x->server->options.max_body) {
         reply_error(x, 413, "invalid_request_error", "body_too_large",
                     "the body has more than %lld bytes, the limit",
                     (long long)x->server->options.max_body);
+        return send_reply(x);
+    }
+    if (atomic_load(&x->server->stopping)) {
+        reply_stopping(x);
         return send_reply(x);
     }
     atomic_store(&x->stage, STAGE_WORKING);
@@ -330,9 +335,30 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, 
     case STAGE_WAITING: return wait_for(x);
     case STAGE_STREAM: return send_stream(x);
     case STAGE_REPLY: return send_reply(x);
-    case STAGE_SENT: break;
+    case STAGE_SENT: break; /* by http_refuse_body */
     }
-    return MHD_YES;
+    return MHD_NO;
+}
+
+/* libmicrohttpd takes a reply before a body or after it, not while it comes: this one goes past it.
+ * It goes on reading what the client sends until that has heard. */
+void http_refuse_body(struct exchange *x)
+{
+    struct strbuf text = {0};
+    if (x->server->options.tls_certificate) return; /* the socket is not for plain text */
+    reply_stopping(x);
+    strbuf_format(&text,
+                  "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: %s\r\nContent-Length: "
+                  "%zu\r\nRetry-After: %d\r\nx-request-id: %s\r\n\r\n",
+                  x->status, MHD_get_reason_phrase_for((unsigned)x->status), x->content_type,
+                  x->reply.size, x->retry_after, x->request_id);
+    strbuf_append(&text, x->reply.data, x->reply.size);
+    ssize_t sent =
+        text.failed ? 0 : send(x->socket, text.data, text.size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent == (ssize_t)text.size) x->outcome = x->status;
+    strbuf_free(&text);
+    exchange_free_body(x);
+    atomic_store(&x->stage, STAGE_SENT);
 }
 
 void http_resume(struct exchange *x)

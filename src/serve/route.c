@@ -9,13 +9,15 @@
 static void get_page(struct exchange *x)
 {
     x->content_type = "text/html; charset=utf-8";
-    strbuf_append(&x->reply, page_bytes, page_size);
+    x->fixed = page_bytes;
+    x->fixed_size = page_size;
     x->status = 200;
 }
 
 static void get_description(struct exchange *x)
 {
-    strbuf_append(&x->reply, openapi_bytes, openapi_size);
+    x->fixed = openapi_bytes;
+    x->fixed_size = openapi_size;
     x->status = 200;
 }
 
@@ -151,11 +153,21 @@ json_t *route_body(struct exchange *x)
     return json;
 }
 
-static json_t *ids_json(const int32_t *ids, size_t n)
+/* A reply that takes so much while it is made; false: there is no room for it. */
+static bool has_room(struct exchange *x, size_t n)
 {
-    json_t *list = json_array();
-    for (size_t i = 0; i < n; i++) json_array_append_new(list, json_integer(ids[i]));
-    return list;
+    size_t limit = (size_t)x->server->options.max_memory;
+    if (n > limit) {
+        reply_error(x, 413, "invalid_request_error", "body_too_large",
+                    "the reply would take %zu MiB of memory and the limit is %zu: ask for less at "
+                    "a time",
+                    n >> 20, limit >> 20);
+        return false;
+    }
+    if (account_add(x, &x->reply_held, n)) return true;
+    account_set(x, &x->reply_held, 0);
+    reply_crowded(x);
+    return false;
 }
 
 static linnet_status tokenize_text(struct exchange *x, const json_t *body, int32_t **ids, size_t *n,
@@ -203,8 +215,19 @@ static linnet_status tokenize(struct exchange *x, json_t *body, int32_t **ids, s
                                              : tokenize_text(x, body, ids, n, fault);
 }
 
+/* As text: as JSON values they would take five times that. */
+static void write_ids(struct exchange *x, const int32_t *ids, size_t n)
+{
+    strbuf_format(&x->reply, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", n,
+                  x->server->plan.max_model_len);
+    for (size_t i = 0; i < n; i++) strbuf_format(&x->reply, i ? ",%d" : "%d", ids[i]);
+    strbuf_text(&x->reply, "]}");
+    reply_written(x, 200);
+}
+
 static void post_tokenize(struct exchange *x)
 {
+    enum { ID_SIZE = 8 }; /* bytes of text */
     json_t *body = route_body(x);
     int32_t *ids = NULL;
     size_t n = 0;
@@ -214,10 +237,8 @@ static void post_tokenize(struct exchange *x)
     json_decref(body);
     if (status)
         reply_fault(x, &fault);
-    else
-        reply_json(x, 200,
-                   json_pack("{s:I,s:i,s:o}", "count", (json_int_t)n, "max_model_len",
-                             x->server->plan.max_model_len, "tokens", ids_json(ids, n)));
+    else if (has_room(x, n * ID_SIZE))
+        write_ids(x, ids, n);
     linnet_free(ids);
 }
 
@@ -241,27 +262,52 @@ static linnet_status read_ids(const struct server *s, const json_t *list, int32_
     return LINNET_OK;
 }
 
+/* The bytes of these tokens' text, about; counted a piece at a time, as far as `most`. */
+static size_t text_size(const struct exchange *x, const int32_t *ids, size_t n, size_t most)
+{
+    enum { PIECE = 4096 };
+    size_t sum = 0;
+    for (size_t i = 0; i < n && sum <= most; i += PIECE) {
+        char *text = NULL;
+        size_t size = 0;
+        linnet_detokenize(x->server->model, ids + i, n - i < PIECE ? n - i : PIECE, 0, &text, &size,
+                          NULL);
+        linnet_free(text);
+        sum += size;
+    }
+    return sum;
+}
+
+static void write_text(struct exchange *x, const int32_t *ids, size_t n)
+{
+    enum { TIMES = 4 }; /* as bytes, as a JSON value, and twice in the reply */
+    char *text = NULL;
+    size_t size = 0;
+    struct openai_fault fault = {.field = "tokens"};
+    if (!has_room(x, TIMES * text_size(x, ids, n, (size_t)x->server->options.max_memory))) return;
+    if (linnet_detokenize(x->server->model, ids, n, 0, &text, &size, &fault.error)) {
+        reply_fault(x, &fault);
+    } else {
+        json_t *shown = openai_text(text, size);
+        reply_json(x, 200, json_pack("{s:O,s:o}", "prompt", shown, "content", shown));
+    }
+    linnet_free(text);
+}
+
 static void post_detokenize(struct exchange *x)
 {
     json_t *body = route_body(x);
     int32_t *ids = NULL;
-    char *text = NULL;
-    size_t size = 0;
     struct openai_fault fault = {.field = "tokens"};
     if (!body) return;
     const json_t *list = json_object_get(body, "tokens");
+    size_t n = json_array_size(list);
     linnet_status status = read_ids(x->server, list, &ids, &fault.error);
-    if (!status)
-        status = linnet_detokenize(x->server->model, ids, json_array_size(list), 0, &text, &size,
-                                   &fault.error);
+    json_decref(body);
     if (status)
         reply_fault(x, &fault);
     else
-        reply_json(x, 200,
-                   json_pack("{s:o,s:o}", "prompt", openai_text(text, size), "content",
-                             openai_text(text, size)));
-    json_decref(body);
-    linnet_free(text);
+        write_text(x, ids, n);
     free(ids);
 }
 

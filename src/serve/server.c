@@ -25,10 +25,11 @@ static const double tick_s = 0.25;
 void exchange_work(struct exchange *x)
 {
     struct server *s = x->server;
+    bool answered = atomic_load(&x->stage) == STAGE_WAITING; /* goes before new requests */
+    bool is_long = answered ? account_reply(x) > LONG_REPLY : x->body.size > LONG_BODY;
+    struct jobs *jobs = is_long ? &s->long_jobs : &s->jobs;
     exchange_hold(x);
     pthread_mutex_lock(&s->mutex);
-    bool answered = atomic_load(&x->stage) == STAGE_WAITING; /* goes before new requests */
-    struct jobs *jobs = x->body.size > LONG_BODY ? &s->long_jobs : &s->jobs;
     x->next_job = answered ? jobs->first : NULL;
     if (!jobs->first)
         jobs->first = jobs->last = x;
@@ -66,16 +67,31 @@ void exchange_wake(struct exchange *x)
     if (!known && first) wake_loop(s);
 }
 
-/* The next one to work at; under the mutex. A long text occupies a worker for seconds: there is
- * never more than one at work, so that the others' need not wait. */
+/* The next one to work at; under the mutex. A long text or reply occupies a worker for seconds:
+ * there is never more than one at work, so that the others' need not wait. When the server stops,
+ * none is read any more. */
 static struct exchange *take_job(struct server *s, bool *is_long)
 {
-    *is_long = s->long_jobs.first && !s->long_job;
+    *is_long = s->long_jobs.first && (!s->long_job || atomic_load(&s->stopping));
     struct jobs *jobs = *is_long ? &s->long_jobs : &s->jobs;
     struct exchange *x = jobs->first;
     if (x) jobs->first = x->next_job;
     if (*is_long) s->long_job = true;
     return x;
+}
+
+static void work(struct exchange *x)
+{
+    if (exchange_is_gone(x))
+        reply_error(x, 499, "client_error", NULL, "the client has left");
+    else if (atomic_load(&x->stage) == STAGE_WAITING)
+        generate_reply(x);
+    else if (atomic_load(&x->server->stopping))
+        reply_stopping(x);
+    else
+        x->route->post(x);
+    enum stage stage = atomic_load(&x->stage);
+    if (stage == STAGE_REPLY || stage == STAGE_STREAM) exchange_wake(x);
 }
 
 static void *worker_main(void *arg)
@@ -89,17 +105,12 @@ static void *worker_main(void *arg)
             pthread_cond_wait(&s->work, &s->mutex);
             continue;
         }
+        s->n_busy++;
         pthread_mutex_unlock(&s->mutex);
-        if (exchange_is_gone(x))
-            reply_error(x, 499, "client_error", NULL, "the client has left");
-        else if (atomic_load(&x->stage) == STAGE_WAITING)
-            generate_reply(x);
-        else
-            x->route->post(x);
-        enum stage stage = atomic_load(&x->stage);
-        if (stage == STAGE_REPLY || stage == STAGE_STREAM) exchange_wake(x);
+        work(x);
         exchange_release(x);
         pthread_mutex_lock(&s->mutex);
+        s->n_busy--;
         if (is_long) s->long_job = false;
     }
     pthread_mutex_unlock(&s->mutex);
@@ -179,25 +190,36 @@ static void turn(struct server *s)
     MHD_run(s->daemon);
 }
 
-static bool is_stopping(struct server *s)
+static bool is_busy(struct server *s)
 {
     pthread_mutex_lock(&s->mutex);
-    bool stop = s->loop_stop;
+    bool busy = s->n_busy > 0;
     pthread_mutex_unlock(&s->mutex);
-    return stop;
+    return busy;
+}
+
+/* Everybody who waits hears that the server stops: bodies under way and answers here, what lies
+ * with the workers by them. What they are at comes to its end. */
+static void farewell(struct server *s)
+{
+    double deadline = clock_seconds() + farewell_s;
+    for (double now; s->exchanges && (now = clock_seconds()) < deadline;) {
+        /* each time: some are submitted only now */
+        for (struct exchange *x = s->exchanges; x; x = x->next) {
+            exchange_cancel(x, false);
+            if (atomic_load(&x->stage) == STAGE_RECEIVING) http_refuse_body(x);
+        }
+        s->next_tick = 0;
+        turn(s);
+        if (is_busy(s)) deadline = now + farewell_s;
+    }
 }
 
 static void *loop_main(void *arg)
 {
     struct server *s = arg;
-    while (!is_stopping(s)) turn(s);
-    double deadline = clock_seconds() + farewell_s;
-    while (s->exchanges && clock_seconds() < deadline) {
-        /* each time: some are submitted only now */
-        for (struct exchange *x = s->exchanges; x; x = x->next) exchange_cancel(x, false);
-        s->next_tick = 0;
-        turn(s);
-    }
+    while (!atomic_load(&s->stopping)) turn(s);
+    farewell(s);
     s->closing = true;
     for (struct exchange *x = s->exchanges; x; x = x->next) {
         exchange_cancel(x, true);
@@ -241,6 +263,7 @@ static const char **keep_list(struct server *s, const char *const *list, size_t 
 static linnet_status copy_options(struct server *s, const struct server_options *in,
                                   linnet_error *err)
 {
+    enum { USUAL_BODY = 8 << 20, BODIES = 32 };
     struct server_options *o = &s->options;
     bool failed = false;
     *o = *in;
@@ -253,7 +276,9 @@ static linnet_status copy_options(struct server *s, const struct server_options 
     if (!o->max_connections) o->max_connections = 4096;
     if (!o->max_queue_requests) o->max_queue_requests = 1024;
     if (!o->max_queue_tokens) o->max_queue_tokens = 4 << 20;
-    if (!o->max_body) o->max_body = 8 << 20;
+    if (!o->max_body) o->max_body = USUAL_BODY;
+    if (!o->max_memory)
+        o->max_memory = BODIES * (o->max_body > USUAL_BODY ? o->max_body : USUAL_BODY);
     if (o->header_s <= 0) o->header_s = 20;
     if (o->idle_s <= 0) o->idle_s = 75;
     if (o->body_s <= 0) o->body_s = 30;
@@ -382,7 +407,8 @@ void server_stop(struct server *s)
 {
     server_drain(s);
     pthread_mutex_lock(&s->mutex);
-    s->loop_stop = true;
+    atomic_store(&s->stopping, true);
+    pthread_cond_broadcast(&s->work);
     pthread_mutex_unlock(&s->mutex);
     if (s->has_loop) {
         wake_loop(s);

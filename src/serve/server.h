@@ -37,6 +37,8 @@ struct server_options {
     int32_t max_queue_requests; /* 1024 waiting */
     int64_t max_queue_tokens;   /* 4 M: what the waiting may come to, prompts and answers */
     int64_t max_body;           /* 8 MiB */
+    int64_t max_memory;         /* 32 times max_body, not less than 256 MiB: for all requests and
+                                   replies together, engine and connections apart */
 
     double header_s;  /* 20: the first request's headers must be there */
     double idle_s;    /* 75: the next request's on a connection that is kept */

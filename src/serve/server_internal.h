@@ -22,10 +22,10 @@
 enum {
     N_WORKERS = 2,
     REQUEST_ID_SIZE = 129,
-    ALL_BODIES = 32,      /* times max_body: what all bodies together may take */
     KEY_SIZE = 256,       /* longest key and a NUL */
     BODY_SLOWEST = 1024,  /* bytes a second */
-    LONG_BODY = 64 << 10, /* bytes: one worker at most reads such a one */
+    LONG_BODY = 64 << 10, /* bytes: one worker at most reads such a one, */
+    LONG_REPLY = 4 << 20, /* or makes one that takes so much */
     JSON_NESTING = 128,
     JSON_VALUES = 1 << 20 /* a value takes far more memory than its text */
 };
@@ -92,7 +92,9 @@ struct exchange {
     double arrived;
     struct strbuf body;
     size_t body_seen;        /* all that came of it */
-    atomic_size_t body_held; /* its share of server->body_bytes */
+    atomic_size_t body_held; /* its shares of server->held_bytes, */
+    atomic_size_t reply_held, out_held;
+    size_t reply_known; /* of account_reply, before there were answers */
     bool body_refused;
 
     _Atomic enum stage stage;
@@ -101,6 +103,8 @@ struct exchange {
     const char *content_type, *allow;
     int retry_after; /* seconds; 0: none */
     struct strbuf reply;
+    const void *fixed; /* the reply in place of `reply`, if it is always the same */
+    size_t fixed_size;
     bool counted; /* in server->n_working */
 
     /* A generation. */
@@ -108,11 +112,12 @@ struct exchange {
     char id[OPENAI_ID_SIZE];
     int64_t created;
     size_t n_answers;
-    struct submission *submissions; /* [n_prompts] */
-    struct strbuf out;              /* of the stream: formatted and not yet sent */
-    size_t out_sent;
+    struct submission *submissions;       /* [n_prompts] */
+    struct strbuf out;                    /* of the stream: formatted and not yet sent */
+    size_t out_sent, next_choice, n_told; /* whose turn it is; choices told to their end */
     bool stream_ended, ping_due;
-    struct cursor *cursors;           /* [n_answers] */
+    struct cursor *cursors; /* [n_answers] */
+    linnet_error failure;   /* of the first answer that failed; its event ends the stream */
     struct anthropic_stream messages; /* in its place where the route is anthropic */
     double last_sent;
 
@@ -122,7 +127,8 @@ struct exchange {
     bool submitted;     /* all of it */
     double *last_token; /* [n_answers] when the newest came */
     double first_token;
-    bool gone; /* the client is */
+    bool gone;    /* the client is */
+    bool crowded; /* cancelled for want of memory */
     int preemptions;
 };
 
@@ -159,16 +165,17 @@ struct server {
     linnet_plan plan;
     _Atomic(linnet_engine *) engine;
     atomic_bool draining, failed;
+    atomic_bool stopping;     /* what has not begun is refused */
     atomic_int n_working;     /* exchanges at work */
-    atomic_size_t body_bytes; /* that wait to be read */
+    atomic_size_t held_bytes; /* by requests and replies, see account.c */
 
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t work, idle;
     struct exchange *ready, *ready_last;
-    struct jobs jobs, long_jobs; /* the latter have long bodies */
+    struct jobs jobs, long_jobs; /* the latter have long bodies, or will have long replies */
     bool long_job;               /* one of them is with a worker */
-    bool workers_stop, loop_stop;
-    double loop_deadline;
+    int n_busy;                  /* workers */
+    bool workers_stop;
     int32_t n_queued, n_live; /* prompts not begun; prompts not finished */
     int64_t queued_tokens, live_tokens;
     double mean_answer; /* tokens; of those that have finished */
@@ -205,11 +212,32 @@ void reply_error(struct exchange *x, int status, const char *type, const char *c
                  const char *format, ...) __attribute__((format(printf, 5, 6)));
 void reply_fault(struct exchange *x, const struct openai_fault *fault);
 void reply_status(struct exchange *x, const linnet_error *err);
+void reply_stopping(struct exchange *x);
+void reply_crowded(struct exchange *x);
+
+/* ---- account.c ----------------------------------------------------------------------------- */
+
+/* Adds to one of x's shares; false: all shares together are more than may be. It is added all the
+ * same: who can refuse takes it back. */
+bool account_add(struct exchange *x, atomic_size_t *share, size_t n);
+void account_set(struct exchange *x, atomic_size_t *share, size_t n);
+/* There is too little for all, and x has more than its part: the one to give way. */
+bool account_is_greedy(struct exchange *x);
+/* The parsed request and its empty answers. */
+size_t account_request(const struct exchange *x);
+/* What an answer grows by. */
+size_t account_event(const linnet_event *event);
+/* At most, while the whole reply is made of the answers that there are. */
+size_t account_reply(const struct exchange *x);
+/* What log-probabilities may add to that. */
+size_t account_logprobs(const struct exchange *x);
 
 /* ---- http.c ---- */
 
 struct MHD_Daemon *http_start(struct server *s, linnet_error *err);
 void http_resume(struct exchange *x);
+/* The server stops: a client whose body is still under way is told at once. */
+void http_refuse_body(struct exchange *x);
 
 /* ---- route.c ---- */
 
@@ -229,6 +257,10 @@ void generate_messages(struct exchange *x);
 void generate_count(struct exchange *x);
 /* The whole answer, once every choice has finished. By a worker. */
 void generate_reply(struct exchange *x);
+/* Ends it for want of memory; the client is told. */
+void generate_give_way(struct exchange *x);
+/* Why an answer was cancelled. */
+void generate_cancelled(struct exchange *x, linnet_error *why);
 /* The "debug" field of an answer that is finished. */
 json_t *generate_debug(struct exchange *x);
 

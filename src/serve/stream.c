@@ -41,13 +41,14 @@ static void write_chunk(struct exchange *x, json_t *choice)
 
 /* What is new in an answer: its text and tokens as an answer of their own, of a chat also the
  * deltas that the text has become. */
-enum { LOOK_TOKENS = 256 }; /* of a choice at a time */
+enum { LOOK_TOKENS = 256, LOOK_BYTES = 64 << 10 }; /* of a choice at a time; of all, about */
 
 struct fresh {
     struct openai_answer answer;
     json_t *deltas; /* a list */
     const char *finish_reason;
     bool good; /* not failed, not cut off */
+    bool more; /* waits */
 };
 
 static bool take_tokens(const struct openai_answer *a, struct cursor *c,
@@ -91,8 +92,8 @@ static bool take_fresh(struct exchange *x, size_t i, struct fresh *fresh)
         json_array_append_new(fresh->deltas, openai_delta(a, c->deltas, end));
         c->deltas = end;
     }
-    if (a->finish == LINNET_FINISH_NONE || c->tokens < a->n_tokens || c->deltas < a->n_deltas)
-        return true;
+    fresh->more = c->tokens < a->n_tokens || c->deltas < a->n_deltas;
+    if (a->finish == LINNET_FINISH_NONE || fresh->more) return true;
     fresh->finish_reason = openai_finish_reason(a);
     fresh->good = openai_answer_is_good(a);
     return true;
@@ -156,8 +157,17 @@ static void write_finish(struct exchange *x, size_t i, const char *reason)
     write_chunk(x, choice_json(x, i, nothing, json_null(), reason));
 }
 
-/* False: the answer has failed, and the stream with it; the tokens before come all the same. */
-static bool write_choice(struct exchange *x, size_t i, const struct fresh *fresh)
+/* An answer has failed, and the others with it: no more tokens are made, and the error comes when
+ * all that were made have been told. */
+static void fail(struct exchange *x, const struct openai_answer *failed)
+{
+    if (x->failure.status) return;
+    x->failure = failed->error;
+    if (failed->finish == LINNET_FINISH_CANCELLED) generate_cancelled(x, &x->failure);
+    exchange_cancel(x, false);
+}
+
+static void write_choice(struct exchange *x, size_t i, const struct fresh *fresh)
 {
     struct cursor *c = &x->cursors[i];
     bool ended = fresh->finish_reason != NULL;
@@ -168,21 +178,19 @@ static bool write_choice(struct exchange *x, size_t i, const struct fresh *fresh
     }
     if (c->begun) write_fresh(x, i, fresh);
     if (ended && fresh->good) write_finish(x, i, fresh->finish_reason);
+    if (!fresh->good) fail(x, &fresh->answer);
     c->finished = ended;
-    return fresh->good;
+    x->n_told += ended;
 }
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-static void write_failure(struct exchange *x, const struct openai_answer *failed)
+static void write_failure(struct exchange *x)
 {
-    struct openai_fault fault = {.error = failed->error};
-    if (failed->finish == LINNET_FINISH_CANCELLED)
-        error_set(&fault.error, LINNET_CANCELLED, "the server is shutting down: ask again later");
+    struct openai_fault fault = {.error = x->failure};
     write_event(x, openai_error(&fault));
     strbuf_text(&x->out, "data: [DONE]\n\n");
     x->stream_ended = true;
-    exchange_cancel(x, false);
 }
 
 static void write_end(struct exchange *x)
@@ -214,27 +222,40 @@ static void look_for_messages(struct exchange *x)
     if (x->stream_ended && finish == LINNET_FINISH_NONE) exchange_cancel(x, false);
 }
 
-/* Formats what has come. */
-static void look(struct exchange *x)
+/* Formats what has come of a choice; false: more of it waits. */
+static bool look_at_choice(struct exchange *x, size_t i)
 {
-    size_t n_finished = 0;
+    struct fresh fresh;
+    if (x->cursors[i].finished) return true;
+    pthread_mutex_lock(&x->mutex);
+    bool taken = take_fresh(x, i, &fresh);
+    pthread_mutex_unlock(&x->mutex);
+    if (taken)
+        write_choice(x, i, &fresh);
+    else
+        x->out.failed = true;
+    free_fresh(&fresh);
+    return !fresh.more;
+}
+
+/* Formats what has come, a piece of each choice in turn while there is room; false: more waits. */
+static bool look(struct exchange *x)
+{
+    bool all = true;
     if (x->route->messages) {
         look_for_messages(x);
-        return;
+        return true;
     }
-    for (size_t i = 0; i < x->n_answers && !x->stream_ended; i++) {
-        struct fresh fresh;
-        n_finished += x->cursors[i].finished;
-        if (x->cursors[i].finished) continue;
-        pthread_mutex_lock(&x->mutex);
-        bool taken = take_fresh(x, i, &fresh);
-        pthread_mutex_unlock(&x->mutex);
-        if (!taken) x->out.failed = true;
-        if (taken && !write_choice(x, i, &fresh)) write_failure(x, &fresh.answer);
-        n_finished += x->cursors[i].finished;
-        free_fresh(&fresh);
+    for (size_t n = 0; n < x->n_answers && x->out.size < LOOK_BYTES; n++) {
+        all &= look_at_choice(x, x->next_choice);
+        x->next_choice = (x->next_choice + 1) % x->n_answers;
     }
-    if (!x->stream_ended && n_finished == x->n_answers) write_end(x);
+    if (x->n_told < x->n_answers) return all || x->out.failed;
+    if (x->failure.status)
+        write_failure(x);
+    else
+        write_end(x);
+    return true;
 }
 
 ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
@@ -243,10 +264,10 @@ ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
     (void)position;
     if (x->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (x->out_sent == x->out.size) {
-        strbuf_clear(&x->out);
+        strbuf_free(&x->out);
         x->out_sent = 0;
         if (x->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
-        look(x);
+        while (!look(x) && x->out.size == 0) continue; /* what waits may have no text */
         if (x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
         if (x->out.size == 0 && x->ping_due) {
             if (x->route->messages)
@@ -255,6 +276,8 @@ ssize_t stream_read(void *user, uint64_t position, char *buffer, size_t size)
                 strbuf_text(&x->out, ": ping\n\n");
         }
         x->ping_due = false;
+        account_set(x, &x->out_held, x->out.capacity);
+        if (account_is_greedy(x)) generate_give_way(x);
     }
     size_t n = x->out.size - x->out_sent;
     if (n == 0 && x->server->closing) return MHD_CONTENT_READER_END_WITH_ERROR;

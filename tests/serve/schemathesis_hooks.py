@@ -36,9 +36,39 @@ RULES = {
     "echo": lambda body: body.get("logprobs") is not None and body["logprobs"] is not False,
     "tool_choice": lambda body: body["tool_choice"] not in (None, "auto", "none"),
     "tools": lambda body: body.get("tools"),
-    "messages": lambda body: True,  # the template's to judge
+    # no "messages": the model's template refuses none
     "prompt": lambda body: isinstance(body["prompt"], list) and len(body["prompt"]) * (body.get("n") or 1) > 128,
 }
+
+
+def breaks_turns(messages):
+    """Not so: each tool_use has an id of its own and one tool_result in the user's turn after it, before its text."""
+    turns = []  # neighbours of one role are one
+    for message in messages:
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not turns or turns[-1][0] != message["role"]:
+            turns.append((message["role"], []))
+        turns[-1][1].extend(blocks)
+    used, waiting = set(), set()
+    for role, blocks in turns:
+        if waiting and role != "user":
+            return True
+        text = False
+        for block in blocks:
+            text = text or block["type"] == "text"
+            if block["type"] == "tool_use":
+                if block["id"] in used:
+                    return True
+                used.add(block["id"])
+                waiting.add(block["id"])
+            if block["type"] == "tool_result":
+                if text or block["tool_use_id"] not in waiting:
+                    return True
+                waiting.remove(block["tool_use_id"])
+        if waiting and role == "user":
+            return True
+    return bool(waiting)
 
 
 # The same for the Messages API.
@@ -46,7 +76,7 @@ MESSAGES_RULES = {
     "tools": lambda body: body.get("tools"),
     "tool_choice": lambda body: body["tool_choice"]["type"] in ("any", "tool"),
     "thinking": lambda body: body["thinking"]["budget_tokens"] >= (body.get("max_tokens") or 0),
-    "messages": lambda body: True,  # who follows whom
+    "messages": lambda body: breaks_turns(body["messages"]),
 }
 
 

@@ -1,0 +1,77 @@
+/*
+ * account.c - the memory of all requests and replies in one account. What each holds: a body until
+ * it is read; prompts and the answers to them as they grow; a reply while it is made and until it
+ * is sent.
+ */
+#include "serve/server_internal.h"
+
+/* About what these take while a reply is made: as JSON values and as text. */
+enum { CHOICE_BYTES = 1024, ID_BYTES = 48, LOGPROB_BYTES = 1024, TEXT_TIMES = 4 };
+
+/* For a guess: an answer without max_tokens; what a token takes besides. */
+enum { USUAL_ANSWER = 4096, TOKEN_BYTES = 128 };
+
+bool account_add(struct exchange *x, atomic_size_t *share, size_t n)
+{
+    struct server *s = x->server;
+    atomic_fetch_add(share, n);
+    return atomic_fetch_add(&s->held_bytes, n) + n <= (size_t)s->options.max_memory;
+}
+
+void account_set(struct exchange *x, atomic_size_t *share, size_t n)
+{
+    size_t before = atomic_exchange(share, n);
+    if (n >= before)
+        atomic_fetch_add(&x->server->held_bytes, n - before);
+    else
+        atomic_fetch_sub(&x->server->held_bytes, before - n);
+}
+
+bool account_is_greedy(struct exchange *x)
+{
+    struct server *s = x->server;
+    size_t most = (size_t)s->options.max_memory, n = (size_t)atomic_load(&s->n_working);
+    size_t mine = atomic_load(&x->reply_held) + atomic_load(&x->out_held);
+    return atomic_load(&s->held_bytes) > most && mine > most / (n ? n : 1);
+}
+
+size_t account_request(const struct exchange *x)
+{
+    const struct openai_request *r = &x->request;
+    size_t n = x->n_answers * sizeof *x->answers + r->rendered_size;
+    for (size_t i = 0; i < r->n_prompts; i++)
+        n += r->prompts[i].n * sizeof *r->prompts[i].ids + r->prompts[i].text_size;
+    return n;
+}
+
+size_t account_event(const linnet_event *e)
+{
+    size_t token = sizeof(struct openai_token) + sizeof(struct openai_delta);
+    if (e->type != LINNET_EVENT_TOKEN) token = 0;
+    return token + 2 * e->text_size + e->n_top * sizeof *e->top;
+}
+
+size_t account_reply(const struct exchange *x)
+{
+    const struct openai_request *r = &x->request;
+    size_t n = 0;
+    for (size_t i = 0; i < x->n_answers; i++) {
+        const struct openai_answer *a = &x->answers[i];
+        const struct openai_prompt *prompt = &r->prompts[i / (size_t)r->request.n];
+        n += CHOICE_BYTES + TEXT_TIMES * (a->text.size + prompt->text_size);
+        if (r->return_token_ids) n += ID_BYTES * (a->n_tokens + prompt->n);
+        if (a->has_logprobs) n += LOGPROB_BYTES * (a->n_tokens + a->n_top);
+    }
+    for (size_t i = 0; i < r->n_prompts && r->debug; i++) n += 2 * ID_BYTES * r->prompts[i].n;
+    return r->debug ? n + TEXT_TIMES * r->rendered_size : n;
+}
+
+size_t account_logprobs(const struct exchange *x)
+{
+    const linnet_request *r = &x->request.request;
+    size_t room = (size_t)x->server->plan.max_model_len, most = (size_t)r->max_tokens;
+    if (!r->want_logprobs) return 0;
+    if (!most) most = USUAL_ANSWER;
+    if (most > room) most = room;
+    return x->n_answers * most * (1 + (size_t)r->logprobs) * (LOGPROB_BYTES + TOKEN_BYTES);
+}

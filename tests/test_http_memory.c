@@ -1,0 +1,253 @@
+/*
+ * The memory of requests and replies: what is too much is refused, what waits for a slow reader
+ * counts, and all of it comes back.
+ */
+#include "http_client.h"
+
+#include <stdatomic.h>
+
+#include "serve/server_internal.h"
+
+static const char completions[] = "/v1/completions", tokenize[] = "/tokenize";
+static const char quick[] = "{\"prompt\":[40,41],\"max_tokens\":2,\"ignore_eos\":true}";
+static struct site site;
+static struct answered a;
+
+static void open_site(int64_t max_memory)
+{
+    struct server_options options = {.max_memory = max_memory};
+    site_open(&site, "127.0.0.1", &options);
+    site_load(&site, 4);
+}
+
+static size_t held(void)
+{
+    return atomic_load(&site.server->held_bytes);
+}
+
+static void close_site(void)
+{
+    assert_quiet(&site);
+    for (double end = clock_seconds() + 20; held() && clock_seconds() < end;) usleep(1000);
+    assert_int_equal(held(), 0);
+    site_close(&site);
+}
+
+/* n times the text, behind a beginning and before an end. */
+static struct strbuf repeated(const char *begin, const char *text, int n, const char *end)
+{
+    struct strbuf body = {0};
+    strbuf_text(&body, begin);
+    for (int i = 0; i < n; i++) strbuf_text(&body, text);
+    strbuf_text(&body, end);
+    return body;
+}
+
+static void ask_body(const char *path, struct strbuf body)
+{
+    ask(&site, "POST", path, strbuf_cstr(&body), &a);
+    strbuf_free(&body);
+}
+
+/* A reply with its prompt once for each of many choices; streamed it is one choice after the other.
+ */
+static void known_beforehand(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *begin, *text, *end;
+        int length, n;
+        bool streams; /* in less */
+    } cases[] = {
+        {"{\"prompt\":[40", ",41", "],\"return_token_ids\":true", 130, 16, true},
+        {"{\"prompt\":\"", "one two ", "\",\"echo\":true", 200, 16, true},
+        {"{\"debug\":true,\"prompt\":[[40],[40", ",41", "]]", 1100, 1, false},
+    };
+    open_site(96 << 10);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int stream = 0; stream <= cases[i].streams; stream++) {
+            char end[128];
+            snprintf(end, sizeof end, "%s,\"max_tokens\":1,\"n\":%d,\"stream\":%s}", cases[i].end,
+                     cases[i].n, stream ? "true" : "false");
+            ask_body(completions, repeated(cases[i].begin, cases[i].text, cases[i].length, end));
+            assert_status(&a, stream ? 200 : 400);
+            if (stream) continue;
+            assert_holds(strbuf_cstr(&a.body), "of memory and the limit is");
+            assert_holds(strbuf_cstr(&a.body), "\"param\":\"n\"");
+        }
+    }
+    ask(&site, "POST", completions, "{\"prompt\":[40],\"max_tokens\":100,\"logprobs\":20,\"n\":2}",
+        &a);
+    assert_status(&a, 400);
+    assert_holds(strbuf_cstr(&a.body), "\"param\":\"logprobs\"");
+    close_site();
+}
+
+/* The longest text that a token of the model has. */
+static int32_t longest_token(void)
+{
+    linnet_model_info info;
+    size_t longest = 0;
+    int32_t found = 0;
+    linnet_model_get_info(site.model, &info);
+    for (int32_t id = 0; id < info.vocab_size; id++) {
+        char *text = NULL;
+        size_t n = 0;
+        linnet_detokenize(site.model, &id, 1, 0, &text, &n, NULL);
+        linnet_free(text);
+        if (n > longest) found = id;
+        if (n > longest) longest = n;
+    }
+    return found;
+}
+
+static void tokens_and_texts(void **state)
+{
+    (void)state;
+    enum { N = 6000 };
+    char id[16];
+    open_site(64 << 10);
+    snprintf(id, sizeof id, ",%d", longest_token());
+    ask_body("/detokenize", repeated("{\"tokens\":[40", id, N, "]}"));
+    assert_status(&a, 413);
+    ask_body("/detokenize", repeated("{\"tokens\":[40", id, N / 50, "]}"));
+    assert_status(&a, 200);
+    ask_body(tokenize, repeated("{\"prompt\":\"", "x y z ", N, "\"}"));
+    assert_status(&a, 413);
+    ask_body(tokenize, repeated("{\"prompt\":\"", "x y z ", N / 50, "\"}"));
+    assert_status(&a, 200);
+    close_site();
+}
+
+/* A client whose system takes next to nothing for it. */
+static int slow_client(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0), small = 2048;
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)site.port)};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+/* A finished reply counts until its client has it, or is gone. */
+static void slow_readers(void **state)
+{
+    (void)state;
+    enum { WORDS = 200000, MEMORY = 8 << 20 };
+    struct strbuf body = repeated("{\"prompt\":\"", "x y z ", WORDS, "\"}");
+    open_site(MEMORY);
+    int fds[64], n = 0;
+    char begun;
+    for (; n < 64; n++) { /* until there is no more room */
+        size_t before = held();
+        fds[n] = slow_client();
+        client_ask(fds[n], "POST", tokenize, "", strbuf_cstr(&body));
+        char status[13] = "";
+        for (size_t i = 0; i < 12; i++) assert_true(client_byte(fds[n], &status[i]));
+        begun = status[9];
+        if (begun == '5') break;
+        assert_string_equal(status, "HTTP/1.1 200");
+        assert_true(held() >= before + WORDS);
+        assert_true(held() <= MEMORY);
+    }
+    assert_in_range(n, 1, 63);
+    ask(&site, "GET", "/health", NULL, &a);
+    assert_status(&a, 200);
+    for (int i = 0; i <= n; i++) close(fds[i]);
+    for (double end = clock_seconds() + 20; held() && clock_seconds() < end;) usleep(1000);
+    ask(&site, "POST", tokenize, strbuf_cstr(&body), &a);
+    assert_status(&a, 200);
+    strbuf_free(&body);
+    close_site();
+}
+
+/* Of a stream that waits for its reader, only a piece is there as text. */
+static void slow_streams(void **state)
+{
+    (void)state;
+    enum { N = 64, WORDS = 1200, READ = 700 << 10, MOST = 320 << 10 };
+    char buffer[4096];
+    open_site(0);
+    struct strbuf body = repeated("{\"prompt\":\"", "<|endoftext|>", WORDS,
+                                  "\",\"echo\":true,\"max_tokens\":1,\"n\":64,\"stream\":true}");
+    int fd = slow_client();
+    client_ask(fd, "POST", completions, "", strbuf_cstr(&body));
+    strbuf_free(&body);
+    linnet_stats stats = {.generated_tokens = 0};
+    for (double end = clock_seconds() + 60; clock_seconds() < end; usleep(1000)) {
+        linnet_engine_get_stats(site.engine, &stats);
+        if (stats.generated_tokens == N) break;
+    }
+    assert_int_equal(stats.generated_tokens, N); /* 1 MB with their prompts */
+    for (size_t n = 0; n < READ;) {
+        ssize_t got = recv(fd, buffer, sizeof buffer, 0);
+        assert_true(got > 0);
+        n += (size_t)got;
+        assert_true(held() < MOST);
+    }
+    close(fd);
+    close_site();
+}
+
+/* An answer that takes all there is ends; the next finds room. */
+static void growing_answers(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"prompt\":[40],\"max_tokens\":20000,\"ignore_eos\":true%s}";
+    char text[256];
+    struct streamed s;
+    open_site(32 << 10);
+    snprintf(text, sizeof text, body, "");
+    ask(&site, "POST", completions, text, &a);
+    assert_status(&a, 503);
+    assert_holds(strbuf_cstr(&a.body), "too much memory");
+    snprintf(text, sizeof text, body, ",\"stream\":true");
+    ask(&site, "POST", completions, text, &a);
+    assert_status(&a, 200);
+    streamed_read(&s, &a.body);
+    assert_true(s.text[0].size > 100); /* what there was of it */
+    assert_holds(json_string_value(json_object_get(s.error, "message")), "too much memory");
+    assert_int_equal(s.n_done, 1);
+    streamed_free(&s);
+    assert_quiet(&site);
+    for (double end = clock_seconds() + 20; held() && clock_seconds() < end;) usleep(1000);
+    ask(&site, "POST", completions, quick, &a);
+    assert_status(&a, 200);
+    close_site();
+}
+
+/* Who gives way when there is too little: those with more than an equal part. */
+static void equal_parts(void **state)
+{
+    (void)state;
+    static struct server s = {.options = {.max_memory = 1000}};
+    static struct exchange large = {.server = &s}, small = {.server = &s};
+    atomic_store(&s.n_working, 2);
+    assert_true(account_add(&large, &large.reply_held, 700));
+    assert_true(account_add(&small, &small.reply_held, 300));
+    assert_false(account_is_greedy(&large)); /* there is enough */
+    assert_false(account_add(&small, &small.out_held, 100));
+    assert_true(account_is_greedy(&large));
+    assert_false(account_is_greedy(&small));
+    account_set(&large, &large.reply_held, 100);
+    assert_false(account_is_greedy(&large));
+    assert_int_equal(atomic_load(&s.held_bytes), 500);
+}
+
+static int done(void **state)
+{
+    (void)state;
+    strbuf_free(&a.body);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(known_beforehand), cmocka_unit_test(tokens_and_texts),
+        cmocka_unit_test(slow_readers),     cmocka_unit_test(growing_answers),
+        cmocka_unit_test(slow_streams),     cmocka_unit_test(equal_parts),
+    };
+    return cmocka_run_group_tests(tests, NULL, done);
+}
