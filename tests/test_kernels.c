@@ -275,7 +275,8 @@ static void large_scores_stay_finite(void **state)
 {
     (void)state;
     enum { D = 128 };
-    static float keys[D * 16], values[16 * D], q[D], out[D], scratch[D + ATTENTION_CHUNK];
+    static float keys[D * 16], values[16 * D], q[D], out[D],
+        scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
     int32_t block = 0;
     for (int d = 0; d < D; d++) {
         q[d] = keys[d * 16] = keys[d * 16 + 1] = 30;
@@ -284,7 +285,7 @@ static void large_scores_stay_finite(void **state)
     }
     keys[5 * 16 + 1] = 27;
     for (int k = 0; k < n_usable; k++) {
-        usable[k]->attend(q, keys, values, D * 16, &block, 2, D, scratch, out);
+        usable[k]->attend(&(struct query){q, 2, out}, 1, keys, values, D * 16, &block, D, scratch);
         for (int d = 0; d < D; d++) assert_true(fabsf(out[d] - 0.99965f) < 1e-5f);
     }
 }
@@ -294,7 +295,8 @@ static void attention_keeps_nan(void **state)
 {
     (void)state;
     enum { D = 16 };
-    static float keys[2 * D * 16], values[2 * 16 * D], q[D], out[D], scratch[D + ATTENTION_CHUNK];
+    static float keys[2 * D * 16], values[2 * 16 * D], q[D], out[D],
+        scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
     static const int32_t blocks[2] = {0, 1};
     static const int32_t places[] = {0, 7, 15, 16, 18};
     for (int i = 0; i < D; i++) q[i] = 1;
@@ -303,7 +305,8 @@ static void attention_keeps_nan(void **state)
         for (int bad = 0; bad < 2; bad++) {
             *key = bad ? NAN : INFINITY;
             for (int k = 0; k < n_usable; k++) {
-                usable[k]->attend(q, keys, values, D * 16, blocks, 19, D, scratch, out);
+                usable[k]->attend(&(struct query){q, 19, out}, 1, keys, values, D * 16, blocks, D,
+                                  scratch);
                 assert_true(isnan(out[0]));
             }
         }
@@ -316,7 +319,8 @@ static void attention_agrees_with_formula(void **state)
 {
     (void)state;
     enum { D = 40, BLOCKS = 40 };
-    static float keys[BLOCKS * D * 16], values[BLOCKS * 16 * D], scratch[D + ATTENTION_CHUNK];
+    static float keys[BLOCKS * D * 16], values[BLOCKS * 16 * D],
+        scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
     float q[D], out[D];
     int32_t table[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) table[i] = (i * 7 + 3) % BLOCKS;
@@ -337,13 +341,51 @@ static void attention_agrees_with_formula(void **state)
                 want[d] += p * values[table[i / 16] * D * 16 + i % 16 * D + d];
         }
         for (int k = 0; k < n_usable; k++) {
-            usable[k]->attend(q, keys, values, D * 16, table, lengths[l], D, scratch, out);
+            usable[k]->attend(&(struct query){q, lengths[l], out}, 1, keys, values, D * 16, table,
+                              D, scratch);
             for (int d = 0; d < D; d++)
                 if (!(fabs(out[d] - want[d] / sum) < 2e-6))
                     fail_msg("%s: %d keys: %g, expected %g", usable[k]->name, lengths[l], out[d],
                              want[d] / sum);
         }
     }
+}
+
+/* A query gets the same bits alone and beside others, and keys beyond its own are not looked at,
+ * whatever they are. */
+static void queries_do_not_depend_on_each_other(void **state)
+{
+    (void)state;
+    enum { D = 43, BLOCKS = 40, N = 11 };
+    static float keys[BLOCKS * D * 16], values[BLOCKS * 16 * D], q[N][D], together[N][D], alone[D],
+        scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
+    static const int32_t starts[] = {1, 5, 250, 254, 256, 500, 509};
+    int32_t table[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) table[i] = (i * 7 + 3) % BLOCKS;
+    for (int i = 0; i < N * D; i++) q[i / D][i % D] = 4 * uniform((uint64_t)i + 5);
+    for (size_t l = 0; l < sizeof starts / sizeof *starts; l++)
+        for (int step = 0; step < 3; step++) {
+            int32_t last = starts[l] + (N - 1) * step;
+            for (int i = 0; i < BLOCKS * D * 16; i++)
+                keys[i] = uniform((uint64_t)i), values[i] = uniform((uint64_t)i + 77777);
+            for (int32_t key = last; key < BLOCKS * 16; key++) /* nobody's */
+                for (int d = 0; d < D; d++) {
+                    keys[(table[key / 16] * D + d) * 16 + key % 16] = NAN;
+                    values[(table[key / 16] * 16 + key % 16) * D + d] = INFINITY;
+                }
+            struct query queries[N];
+            for (int i = 0; i < N; i++)
+                queries[i] = (struct query){q[i], starts[l] + i * step, together[i]};
+            for (int k = 0; k < n_usable; k++) {
+                usable[k]->attend(queries, N, keys, values, D * 16, table, D, scratch);
+                for (int i = 0; i < N; i++) {
+                    usable[k]->attend(&(struct query){q[i], queries[i].n_keys, alone}, 1, keys,
+                                      values, D * 16, table, D, scratch);
+                    assert_memory_equal(alone, together[i], sizeof alone);
+                    assert_true(isfinite(alone[0]));
+                }
+            }
+        }
 }
 
 int main(void)
@@ -357,6 +399,7 @@ int main(void)
         cmocka_unit_test(large_scores_stay_finite),
         cmocka_unit_test(attention_agrees_with_formula),
         cmocka_unit_test(attention_keeps_nan),
+        cmocka_unit_test(queries_do_not_depend_on_each_other),
     };
     return cmocka_run_group_tests(tests, find_kernels, NULL);
 }

@@ -30,6 +30,8 @@ struct matrix {
     int64_t n_panels; /* that threads share; of a paired matrix a panel of gate and one of up */
     bool paired;      /* gate's panels and up's lie in turn */
     int n_segments;
+    bool wants[3];       /* the forms of an input that its segments want */
+    int64_t forms_bytes; /* of a row of them, ACTIVATION_I8 first */
     struct segment segments[MAX_SEGMENTS];
     struct matrix_part source; /* embedding only: rows are read where the file has them */
     uint8_t *pages;
@@ -52,8 +54,7 @@ struct backend {
     float *cache; /* [n_layers][K, V][n_blocks][n_kv_heads][16 * head_dim] */
     size_t cache_bytes;
     float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */
-    char *forms; /* rows of a product's input in the forms that it wants, forms_bytes each */
-    int64_t forms_bytes;
+    char *forms; /* rows of a product's input in the forms that it wants */
     float *buffers;
     size_t buffer_bytes;
     const float *rope; /* the step's rows */
@@ -161,9 +162,8 @@ static int64_t widest_input(const struct shape *s)
 }
 
 /* A row of a product's input in 8 bits, then in bf16: a matrix may want both. */
-static int64_t forms_bytes(const struct shape *s)
+static int64_t forms_bytes(int64_t columns)
 {
-    int64_t columns = (widest_input(s) + GROUP - 1) / GROUP * GROUP;
     return activation_bytes(ACTIVATION_I8, columns) + activation_bytes(ACTIVATION_BF16, columns);
 }
 
@@ -180,29 +180,26 @@ enum {
 /* A thread's own memory, in floats. */
 struct scratch {
     float *expanded; /* a panel's weights */
-    float *rows;     /* of a panel or a pair of them, or RUN panels for one token */
+    float *rows;     /* [RUN, tokens, 16]: what RUN panels give, or a pair of them */
     float *norm;     /* [ALONE, columns] */
     char *forms;     /* [ALONE, forms_bytes] */
 };
 
-static int64_t cut_scratch(const struct shape *s, const struct limits *l, float *memory,
-                           struct scratch *out)
+/* Floats of each part. */
+static void scratch_sizes(const struct shape *s, const struct limits *l, int64_t size[4])
 {
-    int64_t widest = widest_input(s), rows = max_rows(l) > RUN ? max_rows(l) : RUN;
-    int64_t expanded = widest * PANEL, norm = ALONE * widest,
-            forms = (ALONE * forms_bytes(s) + 3) / 4;
-    if (memory) {
-        out->expanded = memory;
-        out->rows = memory + expanded;
-        out->norm = out->rows + 2 * rows * PANEL;
-        out->forms = (char *)(out->norm + norm);
-    }
-    return expanded + 2 * rows * PANEL + norm + forms;
+    int64_t widest = widest_input(s);
+    size[0] = widest * PANEL;
+    size[1] = RUN * max_rows(l) * PANEL;
+    size[2] = ALONE * widest;
+    size[3] = (ALONE * forms_bytes(widest_input(s)) + 3) / 4;
 }
 
 static int64_t thread_scratch(const struct shape *s, const struct limits *l)
 {
-    int64_t product = cut_scratch(s, l, NULL, NULL), attention = s->head_dim + ATTENTION_CHUNK;
+    int64_t part[4], attention = attention_scratch(s->head_dim);
+    scratch_sizes(s, l, part);
+    int64_t product = part[0] + part[1] + part[2] + part[3];
     int64_t size = product > attention ? product : attention;
     return (size + 63) / 64 * 64 + 64; /* threads do not share cache lines */
 }
@@ -211,7 +208,7 @@ static int64_t row_bytes(const struct shape *s, const struct limits *l)
 {
     return (int64_t)sizeof(float) *
                (l->max_tokens * row_width(s) + (int64_t)l->max_logits * s->vocab) +
-           max_rows(l) * forms_bytes(s);
+           max_rows(l) * forms_bytes(widest_input(s));
 }
 
 static int64_t cpu_buffer_bytes(const struct shape *s, const struct limits *l, int32_t n_threads)
@@ -269,7 +266,6 @@ static void cut_buffers(struct backend *b)
     }
     b->logits = at;
     b->forms = (char *)(at + (int64_t)b->limits.max_logits * s->vocab);
-    b->forms_bytes = forms_bytes(s);
 }
 
 static linnet_status cpu_open(const struct shape *shape, const struct limits *limits,
@@ -354,10 +350,14 @@ static linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part
                                     m->rows,  parts[i].rows,
                                     n_panels, panel_bytes,
                                     at};
+        m->wants[segment->form] = true;
         m->rows += parts[i].rows;
         m->n_panels += n_panels;
         at += m->paired ? panel_bytes : n_panels * panel_bytes;
     }
+    for (int form = 0; form < 3; form++)
+        if (m->wants[form] && form != ACTIVATION_F32)
+            m->forms_bytes += activation_bytes(form, m->columns);
     if (m->paired) {
         m->n_panels /= 2;
         m->segments[0].stride = m->segments[1].stride =
@@ -443,11 +443,28 @@ struct product {
     enum finish finish;
 };
 
+static struct scratch scratch_of(const struct backend *b, int thread)
+{
+    int64_t size[4];
+    scratch_sizes(&b->shape, &b->limits, size);
+    float *at = b->scratch + thread * b->scratch_size;
+    return (struct scratch){.expanded = at,
+                            .rows = at + size[0],
+                            .norm = at + size[0] + size[1],
+                            .forms = (char *)(at + size[0] + size[1] + size[2])};
+}
+
 /* The input's rows in each form that the matrix wants. */
 struct inputs {
     const char *rows[3];
     int64_t stride[3];
 };
+
+/* Where a row's bf16 form begins. */
+static int64_t bf16_begins(const struct matrix *w)
+{
+    return w->wants[ACTIVATION_I8] ? activation_bytes(ACTIVATION_I8, w->columns) : 0;
+}
 
 /* Row i normalized, and in the other forms. */
 static void prepare_row(const struct product *p, int64_t i, float *norm, char *forms)
@@ -455,100 +472,126 @@ static void prepare_row(const struct product *p, int64_t i, float *norm, char *f
     const struct kernels *k = p->b->kernels;
     int64_t columns = p->w->columns;
     const float *x = p->x + (p->row_of ? p->row_of[i] : i) * columns;
-    bool done[3] = {[ACTIVATION_F32] = true};
     if (p->norm) {
         k->rmsnorm(x, p->norm->v, (int32_t)columns, p->b->shape.norm_eps, norm);
         x = norm;
     }
-    for (int s = 0; s < p->w->n_segments; s++) {
-        enum activation form = p->w->segments[s].form;
-        int64_t before = form == ACTIVATION_BF16 ? activation_bytes(ACTIVATION_I8, columns) : 0;
-        if (!done[form]) k->activate(form, x, columns, forms + before);
-        done[form] = true;
-    }
+    if (p->w->wants[ACTIVATION_I8]) k->activate(ACTIVATION_I8, x, columns, forms);
+    if (p->w->wants[ACTIVATION_BF16])
+        k->activate(ACTIVATION_BF16, x, columns, forms + bf16_begins(p->w));
 }
 
 static struct inputs inputs_at(const struct product *p, const float *norm, const char *forms)
 {
-    int64_t columns = p->w->columns, row = columns * (int64_t)sizeof(float);
+    const struct matrix *w = p->w;
     return (struct inputs){
         .rows = {[ACTIVATION_F32] = (const char *)(p->norm ? norm : p->x),
                  [ACTIVATION_I8] = forms,
-                 [ACTIVATION_BF16] = forms + activation_bytes(ACTIVATION_I8, columns)},
-        .stride = {row, p->b->forms_bytes, p->b->forms_bytes}};
+                 [ACTIVATION_BF16] = forms + bf16_begins(w)},
+        .stride = {w->columns * (int64_t)sizeof(float), w->forms_bytes, w->forms_bytes}};
 }
 
 static void prepare_shared_row(const struct rows_work *w, int64_t i)
 {
-    struct backend *b = w->b;
-    prepare_row(w->product, i, b->norm + i * w->product->w->columns, b->forms + i * b->forms_bytes);
+    const struct matrix *m = w->product->w;
+    prepare_row(w->product, i, w->b->norm + i * m->columns, w->b->forms + i * m->forms_bytes);
 }
 
-/* rows: [n, 16] of that panel */
-static void finish_panel(const struct product *p, const struct segment *s, int64_t panel,
-                         const float *rows)
+/* y (+)= row (+ bias), n of them at most PANEL */
+static void finish_row(const float *row, const float *bias, bool add, int64_t n, float *y)
+{
+    float sum[PANEL];
+    for (int r = 0; r < PANEL; r++) sum[r] = row[r];
+    if (bias)
+        for (int64_t r = 0; r < n; r++) sum[r] += bias[r];
+    if (n == PANEL && add)
+        for (int r = 0; r < PANEL; r++) y[r] += sum[r];
+    else if (add)
+        for (int64_t r = 0; r < n; r++) y[r] += sum[r];
+    else
+        memcpy(y, sum, (size_t)n * sizeof(float));
+}
+
+/* rows: [n, 16] of that panel, of n tokens from t on */
+static void finish_panel(const struct product *p, const struct segment *s, int64_t panel, int64_t t,
+                         int64_t n, const float *rows)
 {
     int64_t first = panel * PANEL, valid = s->rows - first < PANEL ? s->rows - first : PANEL;
-    for (int64_t t = 0; t < p->n; t++) {
-        float *y = p->y + t * p->y_stride + s->first_row + first;
-        const float *from = rows + t * PANEL,
-                    *bias = p->bias ? p->bias->v + s->first_row + first : NULL;
-        for (int64_t r = 0; r < valid; r++) {
-            float sum = bias ? from[r] + bias[r] : from[r];
-            y[r] = p->finish == ADD ? y[r] + sum : sum;
-        }
-    }
+    const float *bias = p->bias ? p->bias->v + s->first_row + first : NULL;
+    float *y = p->y + t * p->y_stride + s->first_row + first;
+    for (int64_t i = 0; i < n; i++)
+        finish_row(rows + i * PANEL, bias, p->finish == ADD, valid, y + i * p->y_stride);
 }
 
+/* Tokens that are computed together: their rows stay in a core's cache while RUN panels pass. */
+static int64_t token_block(const struct product *p, int64_t stride)
+{
+    enum { ROWS_BYTES = 192 << 10, TILES = 12 /* a multiple of every kernel's tile */ };
+    int64_t n = ROWS_BYTES / stride / TILES * TILES;
+    if (n < TILES) n = TILES;
+    return n < p->n ? n : p->n;
+}
+
+/* y[panel][token]: n_panels panels of the segment with n tokens from t on. */
 static void run_kernel(const struct product *p, const struct segment *s, int64_t panel,
-                       int64_t n_panels, const struct inputs *in, const struct scratch *scratch,
-                       float *y)
+                       int64_t n_panels, int64_t t, int64_t n, const struct inputs *in,
+                       const struct scratch *scratch, float *y)
 {
     p->b->kernels->product(s->pack, s->panels + panel * s->stride, n_panels, s->stride,
-                           p->w->columns, in->rows[s->form], in->stride[s->form], p->n,
-                           scratch->expanded, y);
+                           p->w->columns, in->rows[s->form] + t * in->stride[s->form],
+                           in->stride[s->form], n, scratch->expanded, y);
 }
 
 static void product_panels(const struct product *p, const struct segment *s, int64_t begin,
                            int64_t end, const struct inputs *in, const struct scratch *scratch)
 {
-    int64_t run = p->n == 1 ? RUN : 1;
-    for (int64_t panel = begin; panel < end; panel += run) {
-        int64_t count = end - panel < run ? end - panel : run;
-        run_kernel(p, s, panel, count, in, scratch, scratch->rows);
-        for (int64_t i = 0; i < count; i++)
-            finish_panel(p, s, panel + i, scratch->rows + i * p->n * PANEL);
+    int64_t block = token_block(p, in->stride[s->form]), n_panels, n;
+    for (int64_t panel = begin; panel < end; panel += n_panels) {
+        n_panels = end - panel < RUN ? end - panel : RUN;
+        for (int64_t t = 0; t < p->n; t += n) {
+            n = p->n - t < block ? p->n - t : block;
+            run_kernel(p, s, panel, n_panels, t, n, in, scratch, scratch->rows);
+            for (int64_t i = 0; i < n_panels; i++)
+                finish_panel(p, s, panel + i, t, n, scratch->rows + i * n * PANEL);
+        }
     }
 }
 
-/* A panel of gate and the one of up beside it, to the activations that they give. */
+/* Panels of gate and those of up beside them, to the activations that they give. */
 static void silu_panels(const struct product *p, int64_t begin, int64_t end,
                         const struct inputs *in, const struct scratch *scratch)
 {
     const struct segment *gate = &p->w->segments[0], *up = &p->w->segments[1];
-    float *gates = scratch->rows, *ups = gates + p->n * PANEL;
-    for (int64_t panel = begin; panel < end; panel++) {
-        int64_t first = panel * PANEL,
-                valid = gate->rows - first < PANEL ? gate->rows - first : PANEL;
-        run_kernel(p, gate, panel, 1, in, scratch, gates);
-        run_kernel(p, up, panel, 1, in, scratch, ups);
-        p->b->kernels->silu_mul(gates, ups, (int32_t)(p->n * PANEL), gates);
-        for (int64_t t = 0; t < p->n; t++)
-            memcpy(p->y + t * p->y_stride + first, gates + t * PANEL,
-                   (size_t)valid * sizeof(float));
-    }
+    int64_t stride = in->stride[gate->form] > in->stride[up->form] ? in->stride[gate->form]
+                                                                   : in->stride[up->form];
+    int64_t block = token_block(p, stride), n;
+    float *gates = scratch->rows, *ups = gates + block * PANEL;
+    for (int64_t first = begin; first < end; first += RUN)
+        for (int64_t t = 0; t < p->n; t += n) {
+            n = p->n - t < block ? p->n - t : block;
+            for (int64_t panel = first; panel < end && panel < first + RUN; panel++) {
+                int64_t row = panel * PANEL,
+                        valid = gate->rows - row < PANEL ? gate->rows - row : PANEL;
+                run_kernel(p, gate, panel, 1, t, n, in, scratch, gates);
+                run_kernel(p, up, panel, 1, t, n, in, scratch, ups);
+                p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), gates);
+                for (int64_t i = 0; i < n; i++)
+                    memcpy(p->y + (t + i) * p->y_stride + row, gates + i * PANEL,
+                           (size_t)valid * sizeof(float));
+            }
+        }
 }
 
 static void product_share(void *arg, int thread, int n_threads)
 {
     const struct product *p = arg;
     struct backend *b = p->b;
-    struct scratch scratch;
-    cut_scratch(&b->shape, &b->limits, b->scratch + thread * b->scratch_size, &scratch);
+    struct scratch scratch = scratch_of(b, thread);
     struct inputs in = inputs_at(p, b->norm, b->forms);
     if (p->n <= ALONE) {
         for (int64_t i = 0; i < p->n; i++)
-            prepare_row(p, i, scratch.norm + i * p->w->columns, scratch.forms + i * b->forms_bytes);
+            prepare_row(p, i, scratch.norm + i * p->w->columns,
+                        scratch.forms + i * p->w->forms_bytes);
         in = inputs_at(p, scratch.norm, scratch.forms);
     }
     int64_t begin, end, first = 0;
@@ -626,30 +669,56 @@ struct attention {
     int32_t layer;
 };
 
-/* Items are (token, query head), dealt out in runs of those that read the same keys: a later token
- * has more of them. */
-static void attention_share(void *arg, int thread, int n_threads)
+/* The queries of some heads of one kv head, of some tokens of a sequence. */
+static void attend_some(const struct attention *a, int32_t seq, int32_t first_token,
+                        int32_t end_token, int32_t first_head, int32_t end_head, float *scratch)
 {
-    const struct attention *a = arg;
     struct backend *b = a->b;
     const struct step *s = a->s;
     const struct shape *shape = &b->shape;
-    int32_t n_heads = shape->n_heads, group = n_heads / shape->n_kv_heads,
-            head_dim = shape->head_dim, seq = 0;
-    int64_t block_stride = (int64_t)KV_BLOCK * head_dim * shape->n_kv_heads;
-    int64_t q_stride = (int64_t)(n_heads + 2 * shape->n_kv_heads) * head_dim;
-    int64_t n_items = (int64_t)s->n_tokens * n_heads;
-    int64_t run = n_items >= 8 * (int64_t)n_threads * group ? group : 1;
-    float *scratch = b->scratch + thread * b->scratch_size;
-    for (int64_t item = thread * run; item < n_items; item += n_threads * run) {
-        int32_t t = (int32_t)(item / n_heads), first = (int32_t)(item % n_heads);
-        while (t >= s->query_start[seq + 1]) seq++;
-        for (int32_t h = first; h < first + run; h++)
-            b->kernels->attend(b->qkv + t * q_stride + h * head_dim,
-                               cache_block(b, a->layer, 0, 0, h / group),
-                               cache_block(b, a->layer, 1, 0, h / group), block_stride,
-                               s->block_tables + (int64_t)seq * s->max_blocks, s->positions[t] + 1,
-                               head_dim, scratch, b->attn + ((int64_t)t * n_heads + h) * head_dim);
+    int32_t head_dim = shape->head_dim, group = shape->n_heads / shape->n_kv_heads, n = 0;
+    int64_t q_stride = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * head_dim;
+    const float *keys = cache_block(b, a->layer, 0, 0, first_head / group),
+                *values = cache_block(b, a->layer, 1, 0, first_head / group);
+    const int32_t *table = s->block_tables + (int64_t)seq * s->max_blocks;
+    struct query queries[ATTENTION_QUERIES];
+    for (int32_t t = first_token; t < end_token; t++)
+        for (int32_t h = first_head; h < end_head; h++) {
+            queries[n++] =
+                (struct query){.q = b->qkv + t * q_stride + h * head_dim,
+                               .n_keys = s->positions[t] + 1,
+                               .out = b->attn + ((int64_t)t * shape->n_heads + h) * head_dim};
+            if (n < ATTENTION_QUERIES && (h + 1 < end_head || t + 1 < end_token)) continue;
+            b->kernels->attend(queries, n, keys, values,
+                               (int64_t)KV_BLOCK * head_dim * shape->n_kv_heads, table, head_dim,
+                               scratch);
+            n = 0;
+        }
+}
+
+/*
+ * Items are (run of tokens of a sequence, kv head), dealt out in turn: later tokens have more keys.
+ * The heads of a kv head, and tokens where these are few, go together and share its keys. Where
+ * that gives the threads unequal work, every head is an item.
+ */
+static void attention_share(void *arg, int thread, int n_threads)
+{
+    const struct attention *a = arg;
+    const struct step *s = a->s;
+    const struct shape *shape = &a->b->shape;
+    int32_t group = shape->n_heads / shape->n_kv_heads, heads = group, columns = shape->n_kv_heads;
+    int32_t run = group < ATTENTION_QUERIES ? ATTENTION_QUERIES / group : 1, item = 0;
+    int64_t n_items = (int64_t)s->n_tokens / run * columns;
+    if (n_items % n_threads && n_items < 8 * (int64_t)n_threads)
+        heads = run = 1, columns = shape->n_heads;
+    float *scratch = a->b->scratch + thread * a->b->scratch_size;
+    for (int32_t seq = 0; seq < s->n_seqs; seq++) {
+        int32_t begin = s->query_start[seq], end = s->query_start[seq + 1];
+        for (int32_t t = begin; t < end; t += run)
+            for (int32_t c = 0; c < columns; c++)
+                if (item++ % n_threads == thread)
+                    attend_some(a, seq, t, t + run < end ? t + run : end, c * heads,
+                                (c + 1) * heads, scratch);
     }
 }
 

@@ -72,61 +72,114 @@ static void silu_mul(const float *gate, const float *up, int32_t n, float *out)
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* scores[16 * n_blocks] = q k for blocks of 16 keys; n_blocks chains of VECS vectors at once. */
-INLINE void score_blocks(int n_blocks, const float *q, const float *keys, int64_t block_stride,
-                         const int32_t *blocks, int32_t head_dim, float *scores)
+/* A tile of queries that look at one sequence's keys at a time, so that each key is loaded once for
+ * all of them. In a chunk query i looks at n[i] keys, no fewer than the one before it. */
+struct tile {
+    int n_queries, head_dim;
+    const float *q[ATTENTION_QUERIES];
+    int32_t n[ATTENTION_QUERIES];
+    float *scores[ATTENTION_QUERIES], *part[ATTENTION_QUERIES];
+};
+
+/* Scores of n_blocks blocks of 16 keys; n_queries * n_blocks * VECS chains at once. */
+INLINE void score_blocks(int n_queries, int n_blocks, const struct tile *t, const float *keys,
+                         int64_t block_stride, const int32_t *blocks, int32_t at)
 {
     const float *k[4];
-    vec acc[4][VECS];
+    vec acc[ATTENTION_QUERIES][4][VECS];
+    for (int b = 0; b < n_blocks; b++) k[b] = keys + blocks[b] * block_stride;
 #pragma GCC unroll 4
-    for (int b = 0; b < n_blocks; b++) {
-        k[b] = keys + blocks[b] * block_stride;
-        for (int v = 0; v < VECS; v++) acc[b][v] = v_set(0);
+    for (int i = 0; i < n_queries; i++)
+#pragma GCC unroll 4
+        for (int b = 0; b < n_blocks; b++)
+            for (int v = 0; v < VECS; v++) acc[i][b][v] = v_set(0);
+    for (int32_t d = 0; d < t->head_dim; d++) {
+#pragma GCC unroll 4
+        for (int b = 0; b < n_blocks; b++) {
+            vec key[VECS];
+            for (int v = 0; v < VECS; v++) key[v] = v_load(k[b] + d * PANEL + v * LANES);
+#pragma GCC unroll 4
+            for (int i = 0; i < n_queries; i++)
+                for (int v = 0; v < VECS; v++)
+                    acc[i][b][v] = v_fma(key[v], v_set(t->q[i][d]), acc[i][b][v]);
+        }
     }
-    for (int32_t d = 0; d < head_dim; d++) {
-        vec qd = v_set(q[d]);
+#pragma GCC unroll 4
+    for (int i = 0; i < n_queries; i++)
 #pragma GCC unroll 4
         for (int b = 0; b < n_blocks; b++)
             for (int v = 0; v < VECS; v++)
-                acc[b][v] = v_fma(v_load(k[b] + d * PANEL + v * LANES), qd, acc[b][v]);
+                v_store(t->scores[i] + at + b * PANEL + v * LANES, acc[i][b][v]);
+}
+
+INLINE void chunk_scores(int n_queries, const struct tile *t, const float *keys,
+                         int64_t block_stride, const int32_t *blocks)
+{
+    int at_once = n_queries == 1 ? 4 : n_queries == 2 ? 2 : 1;
+    int32_t n_blocks = (t->n[n_queries - 1] + PANEL - 1) / PANEL, b = 0;
+    for (; b + at_once <= n_blocks; b += at_once)
+        score_blocks(n_queries, at_once, t, keys, block_stride, blocks + b, b * PANEL);
+    for (; b < n_blocks; b++)
+        score_blocks(n_queries, 1, t, keys, block_stride, blocks + b, b * PANEL);
+}
+
+/* part[d..d + width * LANES) += p v over keys begin to end, for n_queries queries from `query` on;
+ * from 0 where begin is 0. */
+INLINE void add_values(int n_queries, int width, const struct tile *t, int query,
+                       const float *values, int64_t block_stride, const int32_t *blocks,
+                       int32_t begin, int32_t end, int32_t d)
+{
+    vec acc[ATTENTION_QUERIES][8];
+#pragma GCC unroll 4
+    for (int i = 0; i < n_queries; i++)
+#pragma GCC unroll 8
+        for (int w = 0; w < width; w++)
+            acc[i][w] = begin ? v_load(t->part[query + i] + d + w * LANES) : v_set(0);
+    for (int32_t key = begin; key < end; key++) {
+        const float *value =
+            values + blocks[key / PANEL] * block_stride + key % PANEL * t->head_dim + d;
+#pragma GCC unroll 8
+        for (int w = 0; w < width; w++) {
+            vec one = v_load(value + w * LANES);
+#pragma GCC unroll 4
+            for (int i = 0; i < n_queries; i++)
+                acc[i][w] = v_fma(one, v_set(t->scores[query + i][key]), acc[i][w]);
+        }
     }
 #pragma GCC unroll 4
-    for (int b = 0; b < n_blocks; b++)
-        for (int v = 0; v < VECS; v++) v_store(scores + b * PANEL + v * LANES, acc[b][v]);
+    for (int i = 0; i < n_queries; i++)
+#pragma GCC unroll 8
+        for (int w = 0; w < width; w++) v_store(t->part[query + i] + d + w * LANES, acc[i][w]);
 }
 
-/* out[0..width * LANES) += p v over n keys, for that part of the dimensions */
-INLINE void add_values(int width, const float *p, const float *values, int64_t block_stride,
-                       const int32_t *blocks, int32_t n, int32_t head_dim, float *out)
+INLINE void weigh_keys(int n_queries, const struct tile *t, int query, const float *values,
+                       int64_t block_stride, const int32_t *blocks, int32_t begin, int32_t end)
 {
-    vec acc[8];
-#pragma GCC unroll 8
-    for (int w = 0; w < width; w++) acc[w] = v_set(0);
-    for (int32_t i = 0; i < n; i++) {
-        const float *value = values + blocks[i / PANEL] * block_stride + i % PANEL * head_dim;
-        vec pi = v_set(p[i]);
-#pragma GCC unroll 8
-        for (int w = 0; w < width; w++) acc[w] = v_fma(v_load(value + w * LANES), pi, acc[w]);
-    }
-#pragma GCC unroll 8
-    for (int w = 0; w < width; w++) v_store(out + w * LANES, acc[w]);
-}
-
-static void weigh_values(const float *p, const float *values, int64_t block_stride,
-                         const int32_t *blocks, int32_t n, int32_t head_dim, float *out)
-{
+    int width = n_queries == 1 ? 8 : n_queries == 2 ? 4 : 2;
     int32_t d = 0;
-    for (; d + 8 * LANES <= head_dim; d += 8 * LANES)
-        add_values(8, p, values + d, block_stride, blocks, n, head_dim, out + d);
-    for (; d + LANES <= head_dim; d += LANES)
-        add_values(1, p, values + d, block_stride, blocks, n, head_dim, out + d);
-    for (; d < head_dim; d++) {
-        float sum = 0;
-        for (int32_t i = 0; i < n; i++)
-            sum = fmaf(values[blocks[i / PANEL] * block_stride + i % PANEL * head_dim + d], p[i],
-                       sum);
-        out[d] = sum;
-    }
+    for (; d + width * LANES <= t->head_dim; d += width * LANES)
+        add_values(n_queries, width, t, query, values, block_stride, blocks, begin, end, d);
+    for (; d + LANES <= t->head_dim; d += LANES)
+        add_values(n_queries, 1, t, query, values, block_stride, blocks, begin, end, d);
+    for (; d < t->head_dim; d++)
+        for (int i = query; i < query + n_queries; i++) {
+            float sum = begin ? t->part[i][d] : 0;
+            for (int32_t key = begin; key < end; key++)
+                sum =
+                    fmaf(values[blocks[key / PANEL] * block_stride + key % PANEL * t->head_dim + d],
+                         t->scores[i][key], sum);
+            t->part[i][d] = sum;
+        }
+}
+
+/* The keys that all queries look at, then what some look at besides: never one beyond its own,
+ * whatever lies there. */
+INLINE void weigh_values(int n_queries, const struct tile *t, const float *values,
+                         int64_t block_stride, const int32_t *blocks)
+{
+    weigh_keys(n_queries, t, 0, values, block_stride, blocks, 0, t->n[0]);
+    for (int i = 1; i < n_queries; i++)
+        if (t->n[i] > t->n[0]) weigh_keys(1, t, i, values, block_stride, blocks, t->n[0], t->n[i]);
 }
 
 /* Scales n scores in place. Returns their maximum; *probe is 0, or NaN if one is not finite. */
@@ -168,39 +221,80 @@ static float softmax_terms(float *scores, int32_t n, float max)
     return sum_lanes(acc);
 }
 
-static void chunk_scores(const float *q, const float *keys, int64_t block_stride,
-                         const int32_t *blocks, int32_t n_keys, int32_t head_dim, float *scores)
+/* part = the chunk's weighted values; max and sum of exponentials of each query. */
+INLINE void attend_chunk(int n_queries, const struct tile *t, const float *keys,
+                         const float *values, int64_t block_stride, const int32_t *blocks,
+                         float *max, float *sum)
 {
-    int32_t n_blocks = (n_keys + PANEL - 1) / PANEL, b = 0;
-    for (; b + 4 <= n_blocks; b += 4)
-        score_blocks(4, q, keys, block_stride, blocks + b, head_dim, scores + b * PANEL);
-    for (; b < n_blocks; b++)
-        score_blocks(1, q, keys, block_stride, blocks + b, head_dim, scores + b * PANEL);
+    float scale = 1.0f / sqrtf((float)t->head_dim);
+    chunk_scores(n_queries, t, keys, block_stride, blocks);
+    for (int i = 0; i < n_queries; i++) {
+        float probe;
+        max[i] = scale_scores(t->scores[i], t->n[i], scale, &probe);
+        sum[i] = softmax_terms(t->scores[i], t->n[i], max[i]) + probe;
+    }
+    weigh_values(n_queries, t, values, block_stride, blocks);
 }
 
-static void attend(const float *q, const float *keys, const float *values, int64_t block_stride,
-                   const int32_t *block_table, int32_t n_keys, int32_t head_dim, float *scratch,
-                   float *out)
+/* out, max and sum of what came before and a chunk's, both brought to the larger maximum. */
+static void merge_chunk(bool first, const float *part, float chunk_max, float chunk_sum,
+                        int32_t head_dim, float *out, float *max, float *sum)
 {
-    float *part = scratch, *scores = scratch + head_dim;
-    float scale = 1.0f / sqrtf((float)head_dim), max = -INFINITY, sum = 0;
-    for (int32_t first = 0; first < n_keys; first += ATTENTION_CHUNK) {
+    float new_max = !first && *max > chunk_max ? *max : chunk_max;
+    float old_weight = first ? 0 : expf(*max - new_max), weight = expf(chunk_max - new_max);
+    for (int32_t d = 0; d < head_dim; d++)
+        out[d] = (first ? 0 : out[d] * old_weight) + part[d] * weight;
+    *sum = (first ? 0 : *sum * old_weight) + chunk_sum * weight;
+    *max = new_max;
+}
+
+static void attend_tile(const struct query *queries, int n, const float *keys, const float *values,
+                        int64_t block_stride, const int32_t *block_table, int32_t head_dim,
+                        float *scratch)
+{
+    float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES];
+    for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK) {
         const int32_t *blocks = block_table + first / PANEL;
-        int32_t n = n_keys - first < ATTENTION_CHUNK ? n_keys - first : ATTENTION_CHUNK;
-        chunk_scores(q, keys, block_stride, blocks, n, head_dim, scores);
-        float probe, chunk_max = scale_scores(scores, n, scale, &probe);
-        float chunk_sum = softmax_terms(scores, n, chunk_max) + probe;
-        weigh_values(scores, values, block_stride, blocks, n, head_dim, part);
-        /* merge, ascending: both parts brought to the larger maximum */
-        float new_max = max > chunk_max ? max : chunk_max;
-        float old_weight = first ? expf(max - new_max) : 0, weight = expf(chunk_max - new_max);
-        for (int32_t d = 0; d < head_dim; d++)
-            out[d] = (first ? out[d] * old_weight : 0) + part[d] * weight;
-        sum = sum * old_weight + chunk_sum * weight;
-        max = new_max;
+        int begin = 0; /* the queries before have no keys left */
+        while (queries[begin].n_keys <= first) begin++;
+        struct tile t = {.n_queries = n - begin, .head_dim = head_dim};
+        for (int i = 0; i < t.n_queries; i++) {
+            int32_t left = queries[begin + i].n_keys - first;
+            t.q[i] = queries[begin + i].q;
+            t.n[i] = left < ATTENTION_CHUNK ? left : ATTENTION_CHUNK;
+            t.part[i] = scratch + i * (head_dim + ATTENTION_CHUNK);
+            t.scores[i] = t.part[i] + head_dim;
+        }
+        float chunk_max[ATTENTION_QUERIES], chunk_sum[ATTENTION_QUERIES];
+        switch (t.n_queries) {
+        case 4:
+            attend_chunk(4, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
+            break;
+        case 3:
+            attend_chunk(3, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
+            break;
+        case 2:
+            attend_chunk(2, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
+            break;
+        default: attend_chunk(1, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
+        }
+        for (int i = 0; i < t.n_queries; i++)
+            merge_chunk(first == 0, t.part[i], chunk_max[i], chunk_sum[i], head_dim,
+                        queries[begin + i].out, &max[begin + i], &sum[begin + i]);
     }
-    float inverse = 1.0f / sum;
-    for (int32_t d = 0; d < head_dim; d++) out[d] *= inverse;
+    for (int i = 0; i < n; i++) {
+        float inverse = 1.0f / sum[i];
+        for (int32_t d = 0; d < head_dim; d++) queries[i].out[d] *= inverse;
+    }
+}
+
+static void attend(const struct query *queries, int32_t n, const float *keys, const float *values,
+                   int64_t block_stride, const int32_t *block_table, int32_t head_dim,
+                   float *scratch)
+{
+    for (int32_t i = 0; i < n; i += ATTENTION_QUERIES)
+        attend_tile(queries + i, n - i < ATTENTION_QUERIES ? n - i : ATTENTION_QUERIES, keys,
+                    values, block_stride, block_table, head_dim, scratch);
 }
 
 #define NAME_TEXT(set) #set

@@ -88,6 +88,18 @@ static inline int64_t activation_bytes(enum activation a, int64_t columns)
 
 /* Keys of an attention chunk: partial results merge at its absolute multiples (numerics.md). */
 enum { ATTENTION_CHUNK = 256 };
+enum { ATTENTION_QUERIES = 4 }; /* that share the loading of a key */
+
+struct query {
+    const float *q; /* [head_dim] of one head, not scaled yet */
+    int32_t n_keys; /* at least 1 */
+    float *out;     /* [head_dim] */
+};
+
+static inline int64_t attention_scratch(int32_t head_dim)
+{
+    return ATTENTION_QUERIES * ((int64_t)head_dim + ATTENTION_CHUNK);
+}
 
 struct kernels {
     const char *name;
@@ -110,13 +122,14 @@ struct kernels {
     void (*silu_mul)(const float *gate, const float *up, int32_t n, float *out);
 
     /*
-     * One query head over n_keys keys. keys/values: this layer's cache at this kv head, block b at
-     * + b * block_stride: keys [head_dim][16], values [16][head_dim]. scratch: head_dim +
-     * ATTENTION_CHUNK floats. q is not scaled yet.
+     * n queries over one sequence's keys, each looking at no fewer than the one before.
+     * keys/values: this layer's cache at this kv head, block b at + b * block_stride: keys
+     * [head_dim][16], values [16][head_dim]. scratch: attention_scratch floats. What a query gets
+     * does not depend on the others.
      */
-    void (*attend)(const float *q, const float *keys, const float *values, int64_t block_stride,
-                   const int32_t *block_table, int32_t n_keys, int32_t head_dim, float *scratch,
-                   float *out);
+    void (*attend)(const struct query *queries, int32_t n, const float *keys, const float *values,
+                   int64_t block_stride, const int32_t *block_table, int32_t head_dim,
+                   float *scratch);
 };
 
 static inline enum activation kernels_activation(const struct kernels *k, enum pack pack)
