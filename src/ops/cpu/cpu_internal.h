@@ -1,0 +1,112 @@
+/* cpu_internal.h - what the files of the CPU backend share: its memory, and how work is dealt out.
+ */
+#ifndef LINNET_OPS_CPU_CPU_INTERNAL_H
+#define LINNET_OPS_CPU_CPU_INTERNAL_H
+
+#include "base/threads.h"
+#include "ops/cpu/kernels.h"
+
+static_assert((int)PANEL == (int)KV_BLOCK, "a vector of scores is a block of keys");
+
+/* Rows of one dtype; a matrix merged from q, k and v may have up to four such segments. */
+struct segment {
+    enum pack pack;
+    enum activation form; /* of the rows that it is multiplied with */
+    int64_t first_row, rows, n_panels;
+    int64_t stride; /* bytes from a panel to the next */
+    uint8_t *panels;
+};
+
+enum { MAX_SEGMENTS = 4 };
+
+struct matrix {
+    int64_t rows, columns;
+    int64_t n_panels; /* that threads share; of a paired matrix a panel of gate and one of up */
+    bool paired;      /* gate's panels and up's lie in turn */
+    int n_segments;
+    bool wants[3];       /* the forms of an input that its segments want */
+    int64_t forms_bytes; /* of a row of them, ACTIVATION_I8 first */
+    struct segment segments[MAX_SEGMENTS];
+    struct matrix_part source; /* embedding only: rows are read where the file has them */
+    uint8_t *pages;
+    size_t bytes;
+    struct matrix *next;
+};
+
+struct vector {
+    struct vector *next;
+    float v[];
+};
+
+struct backend {
+    struct shape shape;
+    struct limits limits;
+    struct pool *pool;
+    const struct kernels *kernels;
+    struct matrix *matrices;
+    struct vector *vectors;
+    float *cache; /* [n_layers][K, V][n_blocks][n_kv_heads][16 * head_dim] */
+    size_t cache_bytes;
+    float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */
+    char *forms; /* rows of a product's input in the forms that it wants */
+    float *buffers;
+    size_t buffer_bytes;
+    const float *rope; /* the step's rows */
+    float *scratch;    /* [threads][scratch_size] */
+    int64_t scratch_size;
+};
+
+enum {
+    ALONE = 4 /* rows that every thread prepares for itself: cheaper than to wait for each other */
+};
+
+/* The set in use: the best one, or the one that was forced. */
+const struct kernels *kernels_chosen(void);
+
+/* Work on the rows of a step: by the caller alone where waking the pool would cost more. */
+struct rows_work {
+    struct backend *b;
+    const struct step *s;
+    const struct layer *w;
+    const struct matrix_part *embedding;
+    const struct product *product;
+    int32_t layer;
+    int64_t n;
+    void (*row)(const struct rows_work *, int64_t i);
+};
+
+void cpu_for_rows(struct rows_work *work);
+
+/* What becomes of a product's rows. */
+enum finish { STORE, ADD, SILU_MUL };
+
+/* y[t] = w x[t] (+ bias), or added to y, or silu(first half) * second half. x may be normalized
+ * first, and its rows chosen. */
+struct product {
+    struct backend *b;
+    const struct matrix *w;
+    const float *x; /* rows of the matrix's columns */
+    int64_t n;
+    const struct vector *norm; /* NULL: none */
+    const int32_t *row_of;     /* row i is x's row_of[i]; NULL: row i */
+    const struct vector *bias;
+    float *y;
+    int64_t y_stride;
+    enum finish finish;
+};
+
+void cpu_product(const struct product *p);
+
+/* Bytes of the rows of products' inputs in other forms (struct backend, forms), and floats of a
+ * thread's memory for products. */
+int64_t cpu_forms_bytes(const struct shape *s, const struct limits *l);
+int64_t cpu_product_scratch(const struct shape *s, const struct limits *l);
+
+/* ops.h. */
+int64_t cpu_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns);
+linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts, int n_parts,
+                              struct matrix **out, linnet_error *err);
+linnet_status cpu_load_embedding(struct backend *b, const struct matrix_part *part,
+                                 struct matrix **out, linnet_error *err);
+
+#endif
