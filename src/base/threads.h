@@ -32,8 +32,7 @@ int pool_default_threads(void);
  * alone may decide what is computed and which scratch memory is used (so that has n_shares parts).
  * Shares must not wait for one another. One run at a time, and none from within a share.
  *
- * More shares than threads let fast threads do more than slow ones; each costs about 0.1 us and
- * breaks the stream that a core reads.
+ * More shares than threads let fast threads do more than slow ones; see docs/experiments.md, 9.
  */
 void pool_run_shares(struct pool *pool, pool_fn fn, void *arg, int n_shares);
 
