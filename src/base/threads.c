@@ -1,37 +1,38 @@
 #include "base/threads.h"
 
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include "base/clock.h"
+#include "base/limits.h"
 #include "base/memory.h"
 
 /*
- * Workers wait for `generation` to change and count `pending` down. They spin for a short while
- * (a step has several barriers a layer, microseconds apart), then sleep on the condition, so that
- * an idle engine and a machine with a busy neighbour lose nothing to spinning.
+ * Both sides of a run wait in the same way: they spin for a while (a step has several runs a layer,
+ * microseconds apart), then yield, then sleep, so that an idle engine leaves its cores to others.
  */
-enum { SPINS = 4000, SPINS_BEFORE_YIELD = 1000 };
+static const double SPIN_SECONDS = 20e-6, YIELD_SECONDS = 80e-6;
+
+/* Flags of the words below, above any number of shares. */
+enum { ASLEEP = 1 << 30, STOP = 1 << 29 };
 
 struct pool {
     int n_threads;
     int n_started;
     pthread_t *threads;
-    pthread_mutex_t mutex;
-    pthread_cond_t wake;
+    /* What is run. Read by who has claimed a share, and not changed before that is finished. */
     pool_fn fn;
     void *arg;
-    atomic_uint generation;
-    atomic_int pending;
-    atomic_int sleepers;
-    atomic_bool stop;
-};
-
-struct worker {
-    struct pool *pool;
-    int index;
+    unsigned n_shares;
+    /* Each in a line of its own: all poll the first while the caller polls the second. */
+    _Alignas(64) atomic_uint unclaimed;  /* shares, or STOP */
+    _Alignas(64) atomic_uint unfinished; /* shares */
 };
 
 int thread_start(pthread_t *thread, void *(*fn)(void *), void *arg)
@@ -44,12 +45,20 @@ int thread_start(pthread_t *thread, void *(*fn)(void *), void *arg)
     return failed;
 }
 
-static inline void relax(int spin)
+/* ---- waiting ----------------------------------------------------------------------------- */
+
+static void futex_wait(atomic_uint *word, unsigned value)
 {
-    if (spin >= SPINS_BEFORE_YIELD) {
-        sched_yield();
-        return;
-    }
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void futex_wake_all(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+}
+
+static inline void pause_core(void)
+{
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -57,60 +66,87 @@ static inline void relax(int spin)
 #endif
 }
 
-static unsigned wait_for_work(struct pool *pool, unsigned seen)
+static bool is_there(atomic_uint *word, bool any)
 {
-    for (int spin = 0; spin < SPINS; spin++) {
-        unsigned now = atomic_load_explicit(&pool->generation, memory_order_acquire);
-        if (now != seen) return now;
-        relax(spin);
+    return ((atomic_load_explicit(word, memory_order_acquire) & ~(unsigned)ASLEEP) != 0) == any;
+}
+
+/* Waits until the word is not 0 (any), or is 0 (!any). */
+static void wait_for(atomic_uint *word, bool any)
+{
+    enum { PAUSES = 16 }; /* between two looks at the clock */
+    double begin = 0, waited = 0;
+    while (waited < SPIN_SECONDS + YIELD_SECONDS) {
+        for (int i = 0; i < PAUSES; i++) {
+            if (is_there(word, any)) return;
+            pause_core();
+        }
+        if (waited > SPIN_SECONDS) sched_yield();
+        double now = clock_seconds();
+        if (begin == 0) begin = now;
+        waited = now - begin;
     }
-    pthread_mutex_lock(&pool->mutex);
-    atomic_fetch_add(&pool->sleepers, 1);
-    while (atomic_load(&pool->generation) == seen) pthread_cond_wait(&pool->wake, &pool->mutex);
-    atomic_fetch_sub(&pool->sleepers, 1);
-    pthread_mutex_unlock(&pool->mutex);
-    return atomic_load(&pool->generation);
+    unsigned value = atomic_load(word);
+    while (!is_there(word, any)) {
+        if (value & ASLEEP || atomic_compare_exchange_strong(word, &value, value | ASLEEP))
+            futex_wait(word, value | ASLEEP);
+        value = atomic_load(word);
+    }
+}
+
+/* ---- running ----------------------------------------------------------------------------- */
+
+/*
+ * Runs shares while there are any unclaimed. They may be of a later run than the one that brought
+ * the thread here: what is run is read after a share of it has been claimed.
+ */
+static void run_shares(struct pool *pool)
+{
+    unsigned left = atomic_load_explicit(&pool->unclaimed, memory_order_relaxed);
+    while (left > 0 && left < STOP) {
+        if (!atomic_compare_exchange_weak_explicit(&pool->unclaimed, &left, left - 1,
+                                                   memory_order_acquire, memory_order_relaxed))
+            continue;
+        pool->fn(pool->arg, (int)(pool->n_shares - left), (int)pool->n_shares);
+        if (atomic_fetch_sub_explicit(&pool->unfinished, 1, memory_order_acq_rel) == (ASLEEP | 1))
+            futex_wake_all(&pool->unfinished);
+        left = atomic_load_explicit(&pool->unclaimed, memory_order_relaxed);
+    }
 }
 
 static void *worker_main(void *arg)
 {
-    struct worker *worker = arg;
-    struct pool *pool = worker->pool;
-    int index = worker->index;
-    free(worker);
-    unsigned seen = 0;
-    for (;;) {
-        seen = wait_for_work(pool, seen);
-        if (atomic_load(&pool->stop)) return NULL;
-        pool->fn(pool->arg, index, pool->n_threads);
-        atomic_fetch_sub_explicit(&pool->pending, 1, memory_order_release);
+    struct pool *pool = arg;
+    while (!(atomic_load_explicit(&pool->unclaimed, memory_order_relaxed) & STOP)) {
+        wait_for(&pool->unclaimed, true);
+        run_shares(pool);
     }
+    return NULL;
 }
 
-static void announce(struct pool *pool)
+static void announce(struct pool *pool, unsigned word)
 {
-    atomic_fetch_add(&pool->generation, 1); /* sequentially consistent: before reading sleepers */
-    if (atomic_load(&pool->sleepers) == 0) return;
-    pthread_mutex_lock(&pool->mutex);
-    pthread_cond_broadcast(&pool->wake);
-    pthread_mutex_unlock(&pool->mutex);
+    if (atomic_exchange(&pool->unclaimed, word) & ASLEEP) futex_wake_all(&pool->unclaimed);
 }
 
-void pool_run(struct pool *pool, pool_fn fn, void *arg)
+void pool_run_shares(struct pool *pool, pool_fn fn, void *arg, int n_shares)
 {
-    if (pool->n_threads == 1) {
-        fn(arg, 0, 1);
+    if (pool->n_threads == 1 || n_shares == 1) {
+        for (int i = 0; i < n_shares; i++) fn(arg, i, n_shares);
         return;
     }
     pool->fn = fn;
     pool->arg = arg;
-    atomic_store_explicit(&pool->pending, pool->n_threads - 1, memory_order_relaxed);
-    announce(pool);
-    fn(arg, 0, pool->n_threads);
-    for (int spin = 0; atomic_load_explicit(&pool->pending, memory_order_acquire) > 0;) {
-        relax(spin);
-        if (spin < SPINS_BEFORE_YIELD) spin++;
-    }
+    pool->n_shares = (unsigned)n_shares;
+    atomic_store_explicit(&pool->unfinished, pool->n_shares, memory_order_relaxed);
+    announce(pool, pool->n_shares);
+    run_shares(pool);
+    wait_for(&pool->unfinished, false);
+}
+
+void pool_run(struct pool *pool, pool_fn fn, void *arg)
+{
+    pool_run_shares(pool, fn, arg, pool->n_threads);
 }
 
 int pool_threads(const struct pool *pool)
@@ -118,34 +154,11 @@ int pool_threads(const struct pool *pool)
     return pool->n_threads;
 }
 
-/* cgroup v2 "max 100000" or "150000 100000": quota / period, rounded up; 0 if none. */
-static int cgroup_limit(void)
-{
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
-    if (!f) return 0;
-    long quota, period;
-    int n = fscanf(f, "%ld %ld", &quota, &period);
-    fclose(f);
-    return n == 2 && quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
-}
-
-int pool_default_threads(void)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    int limit = cgroup_limit();
-    if (limit > 0 && limit < n) n = limit;
-    return n < 1 ? 1 : n;
-}
-
 void pool_destroy(struct pool *pool)
 {
     if (!pool) return;
-    atomic_store(&pool->stop, true);
-    announce(pool);
+    announce(pool, STOP);
     for (int i = 0; i < pool->n_started; i++) pthread_join(pool->threads[i], NULL);
-    pthread_cond_destroy(&pool->wake);
-    pthread_mutex_destroy(&pool->mutex);
     free(pool->threads);
     free(pool);
 }
@@ -153,20 +166,16 @@ void pool_destroy(struct pool *pool)
 linnet_status pool_create(int n_threads, struct pool **out, linnet_error *err)
 {
     if (n_threads == 0) n_threads = pool_default_threads();
-    if (n_threads < 1 || n_threads > 1024)
-        return error_set(err, LINNET_INVALID, "threads must be between 1 and 1024, not %d",
-                         n_threads);
-    struct pool *pool = mem_new(1, sizeof *pool);
+    if (n_threads < 1 || n_threads > LIMIT_THREADS)
+        return error_set(err, LINNET_INVALID, "threads must be between 1 and %d, not %d",
+                         LIMIT_THREADS, n_threads);
+    struct pool *pool = aligned_alloc(_Alignof(struct pool), sizeof *pool);
     if (!pool) return error_memory(err, "the thread pool", sizeof *pool);
+    memset(pool, 0, sizeof *pool);
     pool->n_threads = n_threads;
-    pthread_mutex_init(&pool->mutex, NULL);
-    pthread_cond_init(&pool->wake, NULL);
     pool->threads = mem_new((size_t)n_threads, sizeof *pool->threads);
     for (int i = 1; i < n_threads; i++) {
-        struct worker *worker = pool->threads ? mem_new(1, sizeof *worker) : NULL;
-        if (worker) *worker = (struct worker){pool, i};
-        if (!worker || thread_start(&pool->threads[pool->n_started], worker_main, worker)) {
-            free(worker);
+        if (!pool->threads || thread_start(&pool->threads[i - 1], worker_main, pool)) {
             pool_destroy(pool);
             return error_set(err, LINNET_MEMORY, "cannot start thread %d of %d; try --threads %d",
                              i + 1, n_threads, i);

@@ -22,10 +22,21 @@ linnet_status pool_create(int n_threads, struct pool **out, linnet_error *err);
 void pool_destroy(struct pool *pool);
 int pool_threads(const struct pool *pool);
 
-/* Processors this process may use (affinity mask and cgroup quota). At least 1. */
+/* Cores this process may use (affinity mask, control groups' quotas). At least 1. */
 int pool_default_threads(void);
 
-/* Runs fn(arg, 0..n-1, n) on all threads, the caller being thread 0; returns when all are done. */
+/*
+ * Runs fn(arg, 0..n_shares-1, n_shares), each once, on the pool's threads, the caller among them;
+ * returns when all are done. Whoever is free takes the next share, in order, so a thread may run
+ * several and several runs' shares may be the caller's alone: `thread` is the share's number, which
+ * alone may decide what is computed and which scratch memory is used (so that has n_shares parts).
+ * Shares must not wait for one another. One run at a time, and none from within a share.
+ *
+ * More shares than threads let fast threads do more than slow ones; see docs/experiments.md, 10.
+ */
+void pool_run_shares(struct pool *pool, pool_fn fn, void *arg, int n_shares);
+
+/* The same with one share a thread. */
 void pool_run(struct pool *pool, pool_fn fn, void *arg);
 
 /* The share [*begin, *end) of n items, in units of `grain`, that falls to a thread. */

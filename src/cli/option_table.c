@@ -81,7 +81,7 @@ const struct option_spec option_table[OPTION_COUNT] = {
     [OPTION_THREADS] = {"threads", NULL, 't', INTEGER, .group = GROUP_ENGINE, .min = 1,
                         .max = LIMIT_THREADS, .commands = ENGINE | CHECK | PERPLEXITY,
                         .offset = FIELD(threads),
-                        .help = "compute threads (default: the processors of this machine)"},
+                        .help = "compute threads (default: the cores this process may use)"},
     [OPTION_MAX_MODEL_LEN] = {"max-model-len", "ctx-size", 'c', INTEGER, .group = GROUP_ENGINE,
                               .min = LIMIT_LEAST_CONTEXT, UP_TO_I32,
                               .commands = ENGINE | PERPLEXITY, .offset = FIELD(max_model_len),
