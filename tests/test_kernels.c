@@ -25,8 +25,10 @@ static int find_kernels(void **state)
         n_usable++;
     }
 #if LINNET_EMULATED_KERNELS
-    usable[n_usable++] = &kernels_emulated_avx512;
-    usable[n_usable++] = &kernels_emulated_avx512_dots;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        usable[n_usable++] = &kernels_emulated_avx512;
+        usable[n_usable++] = &kernels_emulated_avx512_dots;
+    }
 #endif
     return 0;
 }
@@ -36,12 +38,16 @@ static float uniform(uint64_t counter)
     return (float)(2 * random_uniform(7, counter, 1) - 1);
 }
 
-/* Random rows of a type; scales are small f16 numbers, some of them subnormal. */
-static uint8_t *random_rows(enum dtype dtype, int64_t rows, int64_t columns)
+/* What rows are made of besides their scales. */
+enum filling { RANDOM = -1, LEAST = 0, MIDDLE = 0x80, MOST = 0xFF }; /* any, or all bytes that */
+
+/* Rows of a type; scales are small f16 numbers, some of them subnormal. */
+static uint8_t *new_rows(enum dtype dtype, enum filling filling, int64_t rows, int64_t columns)
 {
     int64_t bytes = dtype_bytes(dtype, columns) * rows, block = dtype_block_bytes(dtype);
     uint8_t *data = malloc((size_t)bytes);
-    for (int64_t i = 0; i < bytes; i++) data[i] = (uint8_t)random_u64(3, (uint64_t)i, dtype);
+    for (int64_t i = 0; i < bytes; i++)
+        data[i] = filling == RANDOM ? (uint8_t)random_u64(3, (uint64_t)i, dtype) : (uint8_t)filling;
     for (int64_t b = 0; b < bytes / block; b++) {
         uint16_t d = f16_from_f32(uniform((uint64_t)b) * (b % 5 ? 0.01f : 2e-6f)),
                  m = f16_from_f32(uniform((uint64_t)b + 1));
@@ -70,7 +76,7 @@ struct panel {
     double *values; /* [PANEL, columns] */
 };
 
-static struct panel new_panel(enum dtype dtype)
+static struct panel new_panel(enum dtype dtype, enum filling filling)
 {
     int64_t block = dtype_block(dtype);
     struct panel p = {.dtype = dtype,
@@ -79,7 +85,7 @@ static struct panel new_panel(enum dtype dtype)
                                  : block == 32 ? 608
                                                : 601};
     int64_t row_bytes = dtype_bytes(dtype, p.columns);
-    uint8_t *rows_data = random_rows(dtype, ROWS, p.columns);
+    uint8_t *rows_data = new_rows(dtype, filling, ROWS, p.columns);
     const void *rows[PANEL] = {NULL};
     float *row = malloc((size_t)p.columns * 4);
     p.values = calloc((size_t)(PANEL * p.columns), sizeof(double));
@@ -95,15 +101,16 @@ static struct panel new_panel(enum dtype dtype)
     return p;
 }
 
-/* TOKENS rows of activations in the form that the kernels want for the panel, and what they then
- * stand for. */
+/* TOKENS rows of activations, random ones or as large as they can be, in the form that the kernels
+ * want for the panel, and what they then stand for. */
 struct activations {
     int64_t stride;
     char *rows;
     double *values;
 };
 
-static struct activations new_activations(const struct kernels *k, const struct panel *p)
+static struct activations new_activations(const struct kernels *k, const struct panel *p,
+                                          bool random)
 {
     enum activation form = kernels_activation(k, p->pack);
     int64_t columns = p->columns;
@@ -114,7 +121,8 @@ static struct activations new_activations(const struct kernels *k, const struct 
     for (int64_t t = 0; t < TOKENS; t++) {
         char *row = a.rows + t * a.stride;
         double *value = a.values + t * columns;
-        for (int64_t c = 0; c < columns; c++) x[c] = uniform((uint64_t)(t * columns + c) + 999);
+        for (int64_t c = 0; c < columns; c++)
+            x[c] = random ? uniform((uint64_t)(t * columns + c) + 999) : t % 2 ? 1 : -1;
         if (form == ACTIVATION_F32) memcpy(row, x, (size_t)columns * 4);
         if (form != ACTIVATION_F32) k->activate(form, x, columns, row);
         for (int64_t c = 0; c < columns; c++) {
@@ -138,45 +146,94 @@ static struct activations new_activations(const struct kernels *k, const struct 
 
 /* One token, any number of tokens, any number of panels: the same bits; and the exact product of
  * weights and activations but for the rounding of its own sums. */
+static void check_products(enum dtype dtype, enum filling filling)
+{
+    struct panel p = new_panel(dtype, filling);
+    float *scratch = malloc((size_t)p.columns * PANEL * 4);
+    static float many[3 * TOKENS * PANEL], few[3 * TOKENS * PANEL];
+    for (int i = 0; i < n_usable; i++) {
+        const struct kernels *k = usable[i];
+        struct activations a = new_activations(k, &p, filling == RANDOM);
+        k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS, scratch, many);
+        for (int n = 1; n < TOKENS; n++) {
+            k->product(p.pack, p.data, 3, p.bytes, p.columns, a.rows, a.stride, n, scratch, few);
+            for (int panel = 0; panel < 3; panel++)
+                assert_memory_equal(few + panel * n * PANEL, many, (size_t)n * PANEL * 4);
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows + t * a.stride, a.stride, 1,
+                       scratch, few);
+            assert_memory_equal(few, many + t * PANEL, PANEL * 4);
+            for (int r = 0; r < PANEL; r++) {
+                double sum = 0, size = 0; /* worst case: K u sum |a b| */
+                for (int64_t c = 0; c < p.columns; c++) {
+                    double term = p.values[r * p.columns + c] * a.values[t * p.columns + c];
+                    sum += term;
+                    size += fabs(term);
+                }
+                /* w = q d + m in two terms, each far larger than their sum may be */
+                double terms = dtype_block(dtype) > 1 ? 16 : (double)p.columns;
+                if (!(fabs(few[r] - sum) <= terms * 0x1p-24 * size + 1e-30))
+                    fail_msg("%s %s row %d: %.9g, expected %.9g", k->name, dtype_name(dtype), r,
+                             few[r], sum);
+            }
+        }
+        free(a.rows), free(a.values);
+    }
+    free(p.data), free(p.values), free(scratch);
+}
+
 static void product_does_not_depend_on_tokens(void **state)
 {
     (void)state;
+    for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++) check_products(dtype, RANDOM);
+}
+
+/* The largest sums that there may be: nothing is cut off in 16 bits. */
+static void products_at_their_limits(void **state)
+{
+    (void)state;
+    static const enum filling fillings[] = {LEAST, MIDDLE, MOST};
+    for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++)
+        for (size_t i = 0; i < 3 && dtype_block(dtype) > 1; i++) check_products(dtype, fillings[i]);
+}
+
+/* A row of zeros with a one in a column. */
+static void unit_row(enum activation form, int64_t columns, int64_t c, char *row)
+{
+    memset(row, 0, (size_t)activation_bytes(form, columns));
+    if (form == ACTIVATION_F32) ((float *)row)[c] = 1;
+    if (form == ACTIVATION_BF16) ((uint16_t *)row)[c] = bf16_from_f32(1);
+    if (form != ACTIVATION_I8) return;
+    struct quant_group *g = (struct quant_group *)row;
+    for (int64_t i = 0; i < columns / GROUP; i++) g[i].d = 1;
+    g[c / GROUP].q[c % GROUP] = 1;
+    g[c / GROUP].sum = 1;
+    g[c / GROUP].minus[c % GROUP / 16] = g[c / GROUP].minus[2] = -1;
+}
+
+/* Each weight multiplied by one is the file's value, to the bit. */
+static void packed_weights_are_exact(void **state)
+{
+    (void)state;
     for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++) {
-        struct panel p = new_panel(dtype);
-        float *scratch = malloc((size_t)p.columns * PANEL * 4);
-        static float many[3 * TOKENS * PANEL], few[3 * TOKENS * PANEL];
+        struct panel p = new_panel(dtype, RANDOM);
+        float *scratch = malloc((size_t)p.columns * PANEL * 4), got[PANEL];
+        char *row = malloc((size_t)p.columns * 8);
         for (int i = 0; i < n_usable; i++) {
-            const struct kernels *k = usable[i];
-            struct activations a = new_activations(k, &p);
-            k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS, scratch,
-                       many);
-            for (int n = 1; n < TOKENS; n++) {
-                k->product(p.pack, p.data, 3, p.bytes, p.columns, a.rows, a.stride, n, scratch,
-                           few);
-                for (int panel = 0; panel < 3; panel++)
-                    assert_memory_equal(few + panel * n * PANEL, many, (size_t)n * PANEL * 4);
+            enum activation form = kernels_activation(usable[i], p.pack);
+            for (int64_t c = 0; c < p.columns; c++) {
+                unit_row(form, p.columns, c, row);
+                usable[i]->product(p.pack, p.data, 1, p.bytes, p.columns, row,
+                                   activation_bytes(form, p.columns), 1, scratch, got);
+                for (int r = 0; r < PANEL; r++)
+                    if ((double)got[r] != p.values[r * p.columns + c])
+                        fail_msg("%s %s row %d column %lld: %.9g, expected %.9g", usable[i]->name,
+                                 dtype_name(dtype), r, (long long)c, got[r],
+                                 p.values[r * p.columns + c]);
             }
-            for (int t = 0; t < TOKENS; t++) {
-                k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows + t * a.stride, a.stride,
-                           1, scratch, few);
-                assert_memory_equal(few, many + t * PANEL, PANEL * 4);
-                for (int r = 0; r < PANEL; r++) {
-                    double sum = 0, size = 0; /* worst case: K u sum |a b| */
-                    for (int64_t c = 0; c < p.columns; c++) {
-                        double term = p.values[r * p.columns + c] * a.values[t * p.columns + c];
-                        sum += term;
-                        size += fabs(term);
-                    }
-                    /* w = q d + m in two terms, each far larger than their sum may be */
-                    double terms = dtype_block(dtype) > 1 ? 16 : (double)p.columns;
-                    if (!(fabs(few[r] - sum) <= terms * 0x1p-24 * size + 1e-30))
-                        fail_msg("%s %s row %d: %.9g, expected %.9g", k->name, dtype_name(dtype), r,
-                                 few[r], sum);
-                }
-            }
-            free(a.rows), free(a.values);
         }
-        free(p.data), free(p.values), free(scratch);
+        free(p.data), free(p.values), free(scratch), free(row);
     }
 }
 
@@ -187,11 +244,11 @@ static void sets_agree_with_quantized_weights(void **state)
     (void)state;
     for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++) {
         if (dtype_block(dtype) == 1) continue;
-        struct panel p = new_panel(dtype);
+        struct panel p = new_panel(dtype, RANDOM);
         float first[TOKENS * PANEL], other[TOKENS * PANEL];
         for (int i = 0; i < n_usable; i++) {
             if (i > 0 && strcmp(usable[i]->name, "generic") == 0) continue;
-            struct activations a = new_activations(usable[i], &p);
+            struct activations a = new_activations(usable[i], &p, true);
             usable[i]->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS,
                                NULL, i ? other : first);
             if (i) assert_memory_equal(first, other, sizeof first);
@@ -391,7 +448,9 @@ static void queries_do_not_depend_on_each_other(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_weights_are_exact),
         cmocka_unit_test(product_does_not_depend_on_tokens),
+        cmocka_unit_test(products_at_their_limits),
         cmocka_unit_test(sets_agree_with_quantized_weights),
         cmocka_unit_test(quantized_rows_at_their_limits),
         cmocka_unit_test(rows_agree_with_plain),

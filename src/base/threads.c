@@ -66,9 +66,9 @@ static inline void pause_core(void)
 #endif
 }
 
-static bool is_there(atomic_uint *word, bool any)
+static bool is_there(unsigned value, bool any)
 {
-    return ((atomic_load_explicit(word, memory_order_acquire) & ~(unsigned)ASLEEP) != 0) == any;
+    return ((value & ~(unsigned)ASLEEP) != 0) == any;
 }
 
 /* Waits until the word is not 0 (any), or is 0 (!any). */
@@ -78,7 +78,7 @@ static void wait_for(atomic_uint *word, bool any)
     double begin = 0, waited = 0;
     while (waited < SPIN_SECONDS + YIELD_SECONDS) {
         for (int i = 0; i < PAUSES; i++) {
-            if (is_there(word, any)) return;
+            if (is_there(atomic_load_explicit(word, memory_order_acquire), any)) return;
             pause_core();
         }
         if (waited > SPIN_SECONDS) sched_yield();
@@ -86,11 +86,11 @@ static void wait_for(atomic_uint *word, bool any)
         if (begin == 0) begin = now;
         waited = now - begin;
     }
-    unsigned value = atomic_load(word);
-    while (!is_there(word, any)) {
+    for (;;) { /* one load: what is looked at is what the exchange expects */
+        unsigned value = atomic_load(word);
+        if (is_there(value, any)) return;
         if (value & ASLEEP || atomic_compare_exchange_strong(word, &value, value | ASLEEP))
             futex_wait(word, value | ASLEEP);
-        value = atomic_load(word);
     }
 }
 

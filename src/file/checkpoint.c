@@ -72,6 +72,7 @@ linnet_status checkpoint_open(const char *path, struct checkpoint **out, linnet_
 {
     struct checkpoint *cp = mem_new(1, sizeof *cp);
     if (!cp) return error_memory(err, "the checkpoint", sizeof *cp);
+    cp->mapped = true;
     cp->path = mem_string(path, strlen(path));
     cp->internal = mem_new(1, sizeof(struct storage));
     linnet_status status = cp->path && cp->internal
@@ -163,6 +164,11 @@ void checkpoint_close(struct checkpoint *cp)
     free(cp->tensors);
     free(cp->path);
     free(cp);
+}
+
+void checkpoint_release(const struct checkpoint *cp, const struct tensor *t)
+{
+    if (cp->mapped) mapping_release(t->data, t->bytes);
 }
 
 const struct tensor *checkpoint_find(const struct checkpoint *cp, const char *name)

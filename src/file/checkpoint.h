@@ -39,6 +39,7 @@ struct checkpoint {
     size_t n_tensors;
     struct tensor *tensors; /* sorted by name (strcmp), names unique */
     void *internal;         /* mappings and name storage */
+    bool mapped;            /* the tensors' data are files' */
 };
 
 /*
@@ -60,6 +61,10 @@ linnet_status checkpoint_open(const char *path, struct checkpoint **out, linnet_
 linnet_status checkpoint_create(const char *name, json_t *config, const struct tensor *tensors,
                                 size_t n, struct checkpoint **out, linnet_error *err);
 void checkpoint_close(struct checkpoint *cp);
+
+/* Once a tensor's data have been copied: its pages need not stay in memory. It may still be read.
+ */
+void checkpoint_release(const struct checkpoint *cp, const struct tensor *t);
 
 /* NULL if absent. */
 const struct tensor *checkpoint_find(const struct checkpoint *cp, const char *name);

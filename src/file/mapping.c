@@ -43,6 +43,14 @@ void mapping_close(struct mapping *m)
     *m = (struct mapping){0};
 }
 
+void mapping_release(const void *data, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)data, end = begin + bytes;
+    begin = (begin + page - 1) / page * page; /* pages shared with neighbours stay */
+    end = end / page * page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
 static bool is_plain(const char *name)
 {
     return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;

@@ -17,6 +17,10 @@ struct mapping {
 linnet_status mapping_open(const char *path, struct mapping *out, linnet_error *err);
 void mapping_close(struct mapping *m); /* a zeroed mapping is fine */
 
+/* Of bytes in a mapping that will hardly be read again: their pages leave this process's memory.
+ * What is read again comes from the file. */
+void mapping_release(const void *data, size_t bytes);
+
 /*
  * A direct child of `directory`. The name must be a plain one (no '/', not "." or ".."), and what
  * it leads to must lie in the directory: a symbolic link out of it is refused, except from

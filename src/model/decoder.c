@@ -85,6 +85,7 @@ const float *decoder_logits(const struct decoder *d, int32_t i)
 /* ---- loading ------------------------------------------------------------------------------ */
 
 struct loader {
+    const struct checkpoint *cp;
     struct decoder *d;
     decoder_progress_fn progress;
     void *user;
@@ -95,6 +96,7 @@ struct loader {
 
 static void loaded(struct loader *l, const struct tensor *t)
 {
+    checkpoint_release(l->cp, t);
     l->done += (int64_t)t->bytes;
     if (l->progress) l->progress(l->user, l->done, l->total);
 }
@@ -254,7 +256,7 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
     if (status == LINNET_OK) status = ops->open(&config->shape, limits, pool, &d->backend, err);
     if (status == LINNET_OK) status = share_rope(d, err);
     if (status == LINNET_OK) {
-        struct loader l = {.d = d, .progress = progress, .user = user, .err = err};
+        struct loader l = {.cp = cp, .d = d, .progress = progress, .user = user, .err = err};
         for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;
         load_all(&l, cp, &w);
         status = l.status;

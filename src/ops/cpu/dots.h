@@ -129,11 +129,9 @@ INLINE dots d_end(enum magnitude m, dots d, dots first)
 #undef I
 #undef I_
 
-#else /* four lanes: the compiler's own vectors, and a dot product where there is one */
+#else /* four lanes: the compiler's own vectors */
 #if defined(__SSE2__)
 #include <emmintrin.h>
-#elif defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
 #endif
 typedef uint8_t bytes __attribute__((vector_size(16)));
 typedef int32_t dots __attribute__((vector_size(16)));
@@ -183,9 +181,6 @@ INLINE dots d_begin(enum magnitude m, dots first)
 }
 INLINE dots dot(dots d, bytes w, bytes x) /* all weights fit in a signed byte */
 {
-#if defined(__ARM_FEATURE_DOTPROD)
-    return (dots)vdotq_s32((int32x4_t)d, (int8x16_t)w, (int8x16_t)x);
-#else
     wide w0 = (wide)w << 8 >> 8, w1 = (wide)w >> 8, x0 = (wide)x << 8 >> 8, x1 = (wide)x >> 8;
 #if defined(__SSE2__)
     return d + (dots)_mm_madd_epi16((__m128i)w0, (__m128i)x0) +
@@ -196,7 +191,6 @@ INLINE dots dot(dots d, bytes w, bytes x) /* all weights fit in a signed byte */
         d += (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
     }
     return d;
-#endif
 #endif
 }
 INLINE dots d_add(enum magnitude m, dots d, bytes w0, bytes x0, bytes w1, bytes x1)

@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#include <stdatomic.h>
 #include <string.h>
 
 #include "ops/cpu/cpu_internal.h"
@@ -24,10 +25,10 @@ static bool has_leaf_7_1(unsigned bit)
 }
 #endif
 
-/* The sets of a machine, each a superset of the next; false where this one cannot run it. */
+/* All sets, the best first, and what a machine must have for them. */
 static const struct {
     const struct kernels *kernels;
-    bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16; /* what it needs */
+    bool avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16;
 } sets[] = {
 #if defined(__x86_64__)
     {&kernels_avx512_bf16, true, false, true, true, true},
@@ -65,7 +66,11 @@ const struct kernels *kernels_usable(int i)
 
 const struct kernels *kernels_chosen(void)
 {
-    return forced ? forced : kernels_usable(0);
+    static _Atomic(const struct kernels *)
+        best; /* a virtual machine takes long to say what it has */
+    if (forced) return forced;
+    if (!best) best = kernels_usable(0);
+    return best;
 }
 
 const char *ops_cpu_kernels(void)

@@ -1,7 +1,7 @@
 /*
- * avx512.h - AVX-512 for machines without it: the intrinsics that the CPU's kernels use, from SIMDe,
- * and here the few that it lacks. Forced in front of src/ops/cpu's sources, which then believe that
- * they are compiled for such a machine.
+ * avx512.h - AVX-512 for machines without it: the intrinsics that the CPU's kernels use, from
+ * SIMDe, and here the few that it lacks. Forced in front of src/ops/cpu's sources, which then
+ * believe that they are compiled for such a machine.
  */
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx2.h>
