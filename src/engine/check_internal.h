@@ -25,8 +25,8 @@ void check_compare(struct check *c, const char *operation, const char *dtype, co
 /*
  * Relative error (rms) that a result may have. fp32 sums of K products: K roundings of 2^-24 that
  * behave as independent ones give sqrt(K) of them; times four for the operations before. On a
- * device that keeps less than fp32 (activation_error of ops.h), roundings of its type add up the same
- * way, and products and SiLU at most double them.
+ * device that keeps less than fp32 (activation_error of ops.h), roundings of its type add up the
+ * same way, and products and SiLU at most double them.
  */
 double check_bound(double activation_error, int64_t longest_sum, int32_t n_roundings);
 
