@@ -62,8 +62,15 @@ size_t account_reply(const struct exchange *x)
         if (r->return_token_ids) n += ID_BYTES * (a->n_tokens + prompt->n);
         if (a->has_logprobs) n += LOGPROB_BYTES * (a->n_tokens + a->n_top);
     }
-    for (size_t i = 0; i < r->n_prompts && r->debug; i++) n += 2 * ID_BYTES * r->prompts[i].n;
-    return r->debug ? n + TEXT_TIMES * r->rendered_size : n;
+    return n + account_debug(x);
+}
+
+size_t account_debug(const struct exchange *x)
+{
+    const struct openai_request *r = &x->request;
+    size_t n = TEXT_TIMES * r->rendered_size;
+    for (size_t i = 0; i < r->n_prompts; i++) n += 2 * ID_BYTES * r->prompts[i].n;
+    return r->debug ? n : 0;
 }
 
 size_t account_logprobs(const struct exchange *x)

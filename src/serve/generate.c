@@ -288,6 +288,8 @@ static bool fits_memory(struct exchange *x)
         x->reply_known = account_reply(x);
         known += x->reply_known;
         logprobs = account_logprobs(x);
+    } else {
+        known += account_debug(x); /* it comes at the end, as a whole */
     }
     if (known + logprobs > limit) {
         const char *names[] = {"top_logprobs", "logprobs"};

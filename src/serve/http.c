@@ -133,6 +133,10 @@ static enum MHD_Result send_reply(struct exchange *x)
     if (x->fixed) return send_response(x, x->status, fixed_response(x));
     x->reply = (struct strbuf){0};
     account_set(x, &x->reply_held, account_request(x) + text.capacity); /* until it is sent */
+    struct peer *peer = peer_of(x->connection);
+    if (peer) /* what it holds is everybody's: nobody may keep it for ever */
+        peer->deadline =
+            clock_seconds() + x->server->options.stall_s + (double)text.size / REPLY_SLOWEST;
     if (text.failed || x->gone) {
         strbuf_free(&text);
         return MHD_NO;
@@ -273,6 +277,7 @@ static enum MHD_Result receive(struct exchange *x, const char *bytes, size_t n)
     if (x->body_seen <= limit && !x->body_refused) {
         x->body_refused = !account_add(x, &x->body_held, n);
         strbuf_append(&x->body, bytes, n);
+        account_set(x, &x->body_held, x->body.capacity);
     }
     if (x->body_seen > limit || x->body_refused) exchange_free_body(x);
     return MHD_YES;

@@ -22,10 +22,11 @@
 enum {
     N_WORKERS = 2,
     REQUEST_ID_SIZE = 129,
-    KEY_SIZE = 256,       /* longest key and a NUL */
-    BODY_SLOWEST = 1024,  /* bytes a second */
-    LONG_BODY = 64 << 10, /* bytes: one worker at most reads such a one, */
-    LONG_REPLY = 4 << 20, /* or makes one that takes so much */
+    KEY_SIZE = 256,           /* longest key and a NUL */
+    BODY_SLOWEST = 1024,      /* bytes a second */
+    REPLY_SLOWEST = 64 << 10, /* and of a whole reply */
+    LONG_BODY = 64 << 10,     /* bytes: one worker at most reads such a one, */
+    LONG_REPLY = 4 << 20,     /* or makes one that takes so much */
     JSON_NESTING = 128,
     JSON_VALUES = 1 << 20 /* a value takes far more memory than its text */
 };
@@ -229,6 +230,8 @@ size_t account_request(const struct exchange *x);
 size_t account_event(const linnet_event *event);
 /* At most, while the whole reply is made of the answers that there are. */
 size_t account_reply(const struct exchange *x);
+/* Of that, what `debug` takes, which a stream has at its end too. */
+size_t account_debug(const struct exchange *x);
 /* What log-probabilities may add to that. */
 size_t account_logprobs(const struct exchange *x);
 
