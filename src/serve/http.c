@@ -135,8 +135,8 @@ static enum MHD_Result send_reply(struct exchange *x)
     account_set(x, &x->reply_held, account_request(x) + text.capacity); /* until it is sent */
     struct peer *peer = peer_of(x->connection);
     if (peer) /* what it holds is everybody's: nobody may keep it for ever */
-        peer->deadline =
-            clock_seconds() + x->server->options.stall_s + (double)text.size / REPLY_SLOWEST;
+        peer->deadline = clock_seconds() + x->server->options.stall_s +
+                         (double)text.size / x->server->options.reply_slowest;
     if (text.failed || x->gone) {
         strbuf_free(&text);
         return MHD_NO;

@@ -283,6 +283,7 @@ static linnet_status copy_options(struct server *s, const struct server_options 
     if (o->idle_s <= 0) o->idle_s = 75;
     if (o->body_s <= 0) o->body_s = 30;
     if (o->stall_s <= 0) o->stall_s = 120;
+    if (o->reply_slowest <= 0) o->reply_slowest = 64 << 10;
     if (o->ping_s <= 0) o->ping_s = 15;
     if (o->stopped_s <= 0) o->stopped_s = 120;
     return failed ? error_set(err, LINNET_MEMORY, "out of memory: the server's options")

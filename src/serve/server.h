@@ -40,12 +40,13 @@ struct server_options {
     int64_t max_memory;         /* 32 times max_body, not less than 256 MiB: for all requests and
                                    replies together, engine and connections apart */
 
-    double header_s;  /* 20: the first request's headers must be there */
-    double idle_s;    /* 75: the next request's on a connection that is kept */
-    double body_s;    /* 30: the body must be there, and a second more for each KiB of it */
-    double stall_s;   /* 120: a client that takes nothing for so long is cut off */
-    double ping_s;    /* 15: a comment in a stream that has nothing else to say */
-    double stopped_s; /* 120: an engine that takes no step for so long is unhealthy */
+    double header_s;      /* 20: the first request's headers must be there */
+    double idle_s;        /* 75: the next request's on a connection that is kept */
+    double body_s;        /* 30: the body must be there, and a second more for each KiB of it */
+    double stall_s;       /* 120: a client that takes nothing for so long is cut off */
+    double reply_slowest; /* 65536 bytes a second, after stall_s: at which a whole reply is taken */
+    double ping_s;        /* 15: a comment in a stream that has nothing else to say */
+    double stopped_s;     /* 120: an engine that takes no step for so long is unhealthy */
 
     enum server_log log_format;
     server_log_fn log;

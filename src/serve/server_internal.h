@@ -22,11 +22,10 @@
 enum {
     N_WORKERS = 2,
     REQUEST_ID_SIZE = 129,
-    KEY_SIZE = 256,           /* longest key and a NUL */
-    BODY_SLOWEST = 1024,      /* bytes a second */
-    REPLY_SLOWEST = 64 << 10, /* and of a whole reply */
-    LONG_BODY = 64 << 10,     /* bytes: one worker at most reads such a one, */
-    LONG_REPLY = 4 << 20,     /* or makes one that takes so much */
+    KEY_SIZE = 256,       /* longest key and a NUL */
+    BODY_SLOWEST = 1024,  /* bytes a second */
+    LONG_BODY = 64 << 10, /* bytes: one worker at most reads such a one, */
+    LONG_REPLY = 4 << 20, /* or makes one that takes so much */
     JSON_NESTING = 128,
     JSON_VALUES = 1 << 20 /* a value takes far more memory than its text */
 };
