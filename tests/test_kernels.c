@@ -171,8 +171,9 @@ static void check_products(enum dtype dtype, enum filling filling)
                     sum += term;
                     size += fabs(term);
                 }
-                /* w = q d + m in two terms, each far larger than their sum may be */
-                double terms = dtype_block(dtype) > 1 ? 16 : (double)p.columns;
+                /* a chain of one or two terms for a group, and the rounding of a scale */
+                double terms =
+                    (double)(dtype_block(dtype) > 1 ? 2 * p.columns / GROUP + 1 : p.columns);
                 if (!(fabs(few[r] - sum) <= terms * 0x1p-24 * size + 1e-30))
                     fail_msg("%s %s row %d: %.9g, expected %.9g", k->name, dtype_name(dtype), r,
                              few[r], sum);

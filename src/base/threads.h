@@ -32,7 +32,7 @@ int pool_default_threads(void);
  * alone may decide what is computed and which scratch memory is used (so that has n_shares parts).
  * Shares must not wait for one another. One run at a time, and none from within a share.
  *
- * More shares than threads let fast threads do more than slow ones; see docs/experiments.md, 10.
+ * More shares than threads brought nothing where it was tried: docs/experiments.md, 10.
  */
 void pool_run_shares(struct pool *pool, pool_fn fn, void *arg, int n_shares);
 

@@ -1,5 +1,4 @@
-/* cpu_internal.h - what the files of the CPU backend share: its memory, and how work is dealt out.
- */
+/* cpu_internal.h - what the files of the CPU backend share: memory, and how work is dealt out. */
 #ifndef LINNET_OPS_CPU_CPU_INTERNAL_H
 #define LINNET_OPS_CPU_CPU_INTERNAL_H
 
@@ -22,10 +21,9 @@ enum { MAX_SEGMENTS = 4 };
 struct matrix {
     int64_t rows, columns;
     int64_t n_panels; /* that threads share; of a paired matrix a panel of gate and one of up */
-    bool paired;      /* gate's panels and up's lie in turn */
     int n_segments;
-    bool wants[3];       /* the forms of an input that its segments want */
-    int64_t forms_bytes; /* of a row of them, ACTIVATION_I8 first */
+    bool wants[ACTIVATIONS]; /* the forms of an input that its segments want */
+    int64_t forms_bytes;     /* of a row of them, ACTIVATION_I8 first */
     struct segment segments[MAX_SEGMENTS];
     struct matrix_part source; /* embedding only: rows are read where the file has them */
     uint8_t *pages;

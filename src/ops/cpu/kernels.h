@@ -20,6 +20,11 @@ enum { PANEL = 16 };       /* rows of a panel */
 enum { SEGMENT = 256 };    /* columns of a chain */
 enum { GROUP = 32 };       /* columns of a group of quantized weights */
 enum { SUPER_GROUPS = 8 }; /* groups of a K-quant super-block */
+enum {                     /* bytes of f16 [16], [16][4] and nibbles, see below */
+       HALVES = PANEL * 2,
+       QUAD = PANEL * 4,
+       NIBBLES = 4 * QUAD
+};
 
 /*
  * Layouts of a panel. Row r of the panel is element r of every 16-element run.
@@ -69,7 +74,8 @@ void pack_panel(enum dtype dtype, const void *const rows[PANEL], int64_t columns
 enum activation {
     ACTIVATION_F32,  /* as they are */
     ACTIVATION_BF16, /* [columns, a last odd one with a zero] */
-    ACTIVATION_I8    /* [columns / 32] of: */
+    ACTIVATION_I8,   /* [columns / 32] of: */
+    ACTIVATIONS
 };
 
 /* x[j] = d q[j], |q[j]| <= 127. d is NaN if any of x is not finite. */

@@ -108,7 +108,7 @@ linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts
         m->bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
     m->pages = mem_pages(m->bytes, true);
     if (!m->pages) return error_memory(err, "a weight matrix", m->bytes);
-    m->paired = n_parts == 2 && parts[0].paired && parts[1].paired;
+    bool paired = n_parts == 2 && parts[0].paired && parts[1].paired; /* panels in turn */
     uint8_t *at = m->pages;
     for (int i = 0; i < n_parts; i++) {
         struct segment *segment = &m->segments[i];
@@ -122,12 +122,12 @@ linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts
         m->wants[segment->form] = true;
         m->rows += parts[i].rows;
         m->n_panels += n_panels;
-        at += m->paired ? panel_bytes : n_panels * panel_bytes;
+        at += paired ? panel_bytes : n_panels * panel_bytes;
     }
-    for (int form = 0; form < 3; form++)
+    for (int form = 0; form < ACTIVATIONS; form++)
         if (m->wants[form] && form != ACTIVATION_F32)
             m->forms_bytes += activation_bytes(form, m->columns);
-    if (m->paired) {
+    if (paired) {
         m->n_panels /= 2;
         m->segments[0].stride = m->segments[1].stride =
             m->segments[0].stride + m->segments[1].stride;
@@ -165,8 +165,8 @@ static struct scratch scratch_of(const struct backend *b, int thread)
 
 /* The input's rows in each form that the matrix wants. */
 struct inputs {
-    const char *rows[3];
-    int64_t stride[3];
+    const char *rows[ACTIVATIONS];
+    int64_t stride[ACTIVATIONS];
 };
 
 /* Where a row's bf16 form begins. */
@@ -213,7 +213,7 @@ static void finish_row(const float *row, const float *bias, bool add, int64_t n,
     for (int r = 0; r < PANEL; r++) sum[r] = row[r];
     if (bias)
         for (int64_t r = 0; r < n; r++) sum[r] += bias[r];
-    if (n == PANEL && add)
+    if (n == PANEL && add) /* a loop that compilers turn into vectors */
         for (int r = 0; r < PANEL; r++) y[r] += sum[r];
     else if (add)
         for (int64_t r = 0; r < n; r++) y[r] += sum[r];
@@ -319,9 +319,7 @@ static void product_share(void *arg, int thread, int n_threads)
 
 void cpu_product(const struct product *p)
 {
-    bool wanted = p->norm != NULL;
-    for (int i = 0; i < p->w->n_segments; i++) wanted |= p->w->segments[i].form != ACTIVATION_F32;
-    if (wanted && p->n > ALONE)
+    if (p->n > ALONE && (p->norm || p->w->forms_bytes))
         cpu_for_rows(
             &(struct rows_work){.b = p->b, .product = p, .n = p->n, .row = prepare_shared_row});
     pool_run(p->b->pool, product_share, (void *)p);

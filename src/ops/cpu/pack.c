@@ -3,8 +3,6 @@
 
 #include "ops/cpu/kernels.h"
 
-enum { HALVES = PANEL * 2, QUAD = PANEL * 4, NIBBLES = 4 * QUAD };
-
 enum pack pack_of(enum dtype dtype)
 {
     static const enum pack of[DTYPE_COUNT] = {

@@ -4,7 +4,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -13,6 +12,7 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/threads.h"
+#include "ops/cpu/features.h"
 
 /* ---- probes -------------------------------------------------------------------------------- */
 
@@ -60,44 +60,6 @@ struct probe {
 
 #define TARGET(features) __attribute__((target(features)))
 
-/* Some of these names are not known to every compiler's __builtin_cpu_supports. That the system
- * saves the wide registers is asked of it all the same. */
-static bool has_leaf7(unsigned subleaf, bool in_c, unsigned bit)
-{
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, subleaf, &a, &b, &c, &d) && ((in_c ? c : a) >> bit & 1);
-}
-
-static bool has_avx512(void)
-{
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
-}
-
-static bool has_avx512_vnni(void)
-{
-    return has_avx512() && has_leaf7(0, true, 11);
-}
-
-static bool has_avx512_bf16(void)
-{
-    return has_avx512() && has_leaf7(1, false, 5);
-}
-
-static bool has_avx_vnni(void)
-{
-    return __builtin_cpu_supports("avx2") && has_leaf7(1, false, 4);
-}
-
-static bool has_avx2(void)
-{
-    return __builtin_cpu_supports("avx2");
-}
-
-static bool has_fma(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
 /* a x + y stays near 2. */
 #define LINK(i) a##i = _mm512_fmadd_ps(a##i, x, y);
 PROBE(f32_avx512, TARGET("avx512f"), __m512, _mm512_set1_ps(0.5f), _mm512_set1_ps(1), __m512,
@@ -143,7 +105,7 @@ PROBE(bf16_avx512, TARGET("avx512f,avx512bf16"), __m512i, _mm512_set1_epi16(0x3E
 
 static const struct probe probes[] = {
     {ARITHMETIC_F32, has_avx512, f32_avx512, 2 * 16},
-    {ARITHMETIC_F32, has_fma, f32_avx2, 2 * 8},
+    {ARITHMETIC_F32, has_avx2, f32_avx2, 2 * 8},
     {ARITHMETIC_F32, NULL, f32_sse, 2 * 4},
     {ARITHMETIC_INT8, has_avx512_vnni, int8_avx512, 2 * 64},
     {ARITHMETIC_INT8, has_avx_vnni, int8_avx_vnni, 2 * 32},
@@ -199,9 +161,6 @@ double cpu_peak(struct pool *pool, enum arithmetic arithmetic)
     enum { PASSES = 3 };
     size_t i = 0, n = sizeof probes / sizeof *probes;
     double best = 0;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-#endif
     while (i < n &&
            (probes[i].arithmetic != arithmetic || (probes[i].usable && !probes[i].usable())))
         i++;

@@ -21,12 +21,6 @@ enum {
 
 /* ---- quantized weights ----------------------------------------------------------------------- */
 
-enum {
-    HALVES = PANEL * 2, /* bytes of f16 [16] */
-    QUAD = PANEL * 4,   /* bytes of [16][4] */
-    NIBBLES = 4 * QUAD
-};
-
 static const float TINIEST = 1e-30f; /* a group with nothing larger is a group of zeros */
 
 /* What the group's layout comes to, known when a loop is compiled. */
@@ -406,30 +400,17 @@ void KERNEL(product)(enum pack pack, const void *panels, int64_t n_panels, int64
         plain(PACK_F16, panels, n_panels, stride, columns, x, x_stride, n, scratch, y);
         return;
     case PACK_BF16: bf16(panels, n_panels, stride, columns, x, x_stride, n, scratch, y); return;
-    case PACK_Q8_0:
-        quantized(PACK_Q8_0, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
-    case PACK_Q4_0:
-        quantized(PACK_Q4_0, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
-    case PACK_Q4_1:
-        quantized(PACK_Q4_1, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
-    case PACK_Q5_0:
-        quantized(PACK_Q5_0, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
-    case PACK_Q5_1:
-        quantized(PACK_Q5_1, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
-    case PACK_Q4_K:
-        quantized(PACK_Q4_K, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
-    case PACK_Q5_K:
-        quantized(PACK_Q5_K, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
-    case PACK_Q6_K:
-        quantized(PACK_Q6_K, panels, n_panels, stride, columns, x, x_stride, n, y);
-        return;
+#define QUANTIZED(pack) \
+    case pack: quantized(pack, panels, n_panels, stride, columns, x, x_stride, n, y); return;
+        QUANTIZED(PACK_Q8_0)
+        QUANTIZED(PACK_Q4_0)
+        QUANTIZED(PACK_Q4_1)
+        QUANTIZED(PACK_Q5_0)
+        QUANTIZED(PACK_Q5_1)
+        QUANTIZED(PACK_Q4_K)
+        QUANTIZED(PACK_Q5_K)
+        QUANTIZED(PACK_Q6_K)
+#undef QUANTIZED
     }
 }
 
