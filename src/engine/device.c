@@ -8,14 +8,18 @@
 
 #include "engine/api_internal.h"
 
+static char cpu_text[64];
+
+static void name_cpu(void)
+{
+    snprintf(cpu_text, sizeof cpu_text, "cpu (%s)", ops_cpu_kernels());
+}
+
 static void find_cpu(struct device *out)
 {
-    static const struct {
-        const char *kernels, *text;
-    } texts[] = {{"avx512", "cpu (avx512)"}, {"avx2", "cpu (avx2)"}, {"generic", "cpu (generic)"}};
-    *out = (struct device){.ops = &ops_cpu, .text = "cpu", .available = available_memory()};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (strcmp(ops_cpu_kernels(), texts[i].kernels) == 0) out->text = texts[i].text;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, name_cpu);
+    *out = (struct device){.ops = &ops_cpu, .text = cpu_text, .available = available_memory()};
 }
 
 /* Beside the program or library that this code is in, else where libraries are looked for. One that

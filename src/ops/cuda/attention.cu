@@ -66,6 +66,7 @@ static __device__ __forceinline__ struct share find_share(const struct attention
  * [2 halves of the rows][D / 8][32 lanes][2], begin the dynamic part. */
 struct running {
     float max[GROUP_ROWS], sum[GROUP_ROWS];
+    uint64_t turns[MAX_WARPS]; /* barriers */
 };
 
 /* A chunk's result to its slot: values [n_rows][D], maxima, sums. */
@@ -88,15 +89,15 @@ static __device__ __forceinline__ void store_slot(float *slot, int n_rows, const
     }
 }
 
-/* Merges a warp's chunk, of `end` in all, when its turn has come: each warp has a named barrier, at
- * which it meets the one that had the chunk before. */
+/* Merges a warp's chunk when its turn has come: it waits at its own barrier, where the warp that
+ * has the chunk before arrives. */
 template <int D>
 static __device__ __forceinline__ void merge_in_turn(struct running *run, float *values, int n_rows,
-                                                     int chunk, int end, const struct chunk &c,
+                                                     int chunk, const struct chunk &c,
                                                      const float o[D / 8][4])
 {
     int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    if (chunk > 0 && warps > 1) sync_named(1 + chunk % warps, 64);
+    if (chunk > 0) barrier_wait(&run->turns[chunk % warps], (chunk - 1) / warps % 2);
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < 2; j++) {
@@ -115,7 +116,7 @@ static __device__ __forceinline__ void merge_in_turn(struct running *run, float 
         }
         if (lane % 4 == 0) run->max[row] = max, run->sum[row] = sum;
     }
-    if (chunk + 1 < end && warps > 1) arrive_named(1 + (chunk + 1) % warps, 64);
+    barrier_arrive(&run->turns[(chunk + 1) % warps]);
 }
 
 /* What block 0 has merged: to the output, or to slot 0 if others have more. */
@@ -236,6 +237,9 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
         previous_wait();
         return;
     }
+    if (threadIdx.x < warps) barrier_init(&run.turns[threadIdx.x], 32);
+    barriers_ready();
+    __syncthreads();
     int64_t heads = (int64_t)blockIdx.y * KV_BLOCK * p.head_dim;
     const int32_t *table = p.block_tables + (int64_t)p.seq_of[s.token] * p.max_blocks;
     bf16 *keys = (bf16 *)((float *)memory + GROUP_ROWS * D) + warp * 2 * CHUNK,
@@ -282,7 +286,7 @@ static __global__ void __launch_bounds__(32 * MAX_WARPS) single_kernel(const str
         __syncwarp();
         load(values, p.values, chunk + warps, page);
         if (s.split == 0)
-            merge_in_turn<D>(&run, (float *)memory, s.n_rows, chunk, s.end, c, o);
+            merge_in_turn<D>(&run, (float *)memory, s.n_rows, chunk, c, o);
         else
             store_slot<D>(s.slots + (1 + chunk - s.after) * p.slot_floats, s.n_rows, o, c.max,
                           c.sum);

@@ -364,8 +364,7 @@ take_chunk_together(const struct attention &p, const struct tile_rows &rows, int
             merge_factors(&running_max[j], &running_sum[j], c.max[j], c.sum[j], &old[j], &add[j]);
     }
     mma_wait<0>();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+    barrier_arrive(empty);
     if (!some) return;
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
@@ -394,9 +393,9 @@ static __global__ void __launch_bounds__(warpgroup_shape<D>::THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape::STAGES; i++) {
             barrier_init(&full[i], 128);
-            barrier_init(&empty[i], shape::WARPS);
+            barrier_init(&empty[i], 32 * shape::WARPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_ready();
     }
     __syncthreads();
     if (warp >= shape::WARPS) {

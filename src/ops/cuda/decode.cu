@@ -36,10 +36,11 @@ static __device__ __forceinline__ void set_up(const struct decode_args &a, const
         }
     }
     if (warp < WARPS && lane < a.n_slots) {
-        arrival_begin(&m.s->full[warp][lane]);
-        arrival_begin(&m.s->empty[warp][lane]);
+        barrier_init(&m.s->full[warp][lane], 1);
+        barrier_init(&m.s->empty[warp][lane], 32);
     }
-    arrivals_begun();
+    if (threadIdx.x == 0) barrier_init(&m.s->passed, 1);
+    barriers_ready();
     __syncthreads();
 }
 
@@ -79,7 +80,7 @@ template <int D>
 static __device__ __forceinline__ void compute(const struct decode_args &a, const struct memory &m)
 {
     struct place w = first_place(a, m);
-    unsigned target = a.before;
+    struct meeting next = first_meeting(a);
     const struct task task = find_task(a, m, (int32_t)blockIdx.x); /* of all layers */
     int page = (int)threadIdx.x;
     if (task.token >= 0 && page < CHUNK_KEYS / KV_BLOCK) {
@@ -87,11 +88,11 @@ static __device__ __forceinline__ void compute(const struct decode_args &a, cons
         m.s->pages[page] = key < m.s->positions[task.token] ? page_of(a, task, key) : 0;
     }
     embed_phase(a);
-    arrive(a, &target);
+    arrive(a, &next);
 #pragma unroll 1
     for (int32_t i = 0;; i++) {
         int phase = phase_of(a, i);
-        product_phase(&w, a, m, phase, target);
+        product_phase(&w, a, m, phase, next);
         if (phase == HEAD) return;
         if (phase == QKV) {
             const struct decode_layer &layer = m.layers[i / 4];
@@ -102,22 +103,22 @@ static __device__ __forceinline__ void compute(const struct decode_args &a, cons
             }
             merge_phase<D>(a, m, tag);
         }
-        arrive(a, &target);
+        arrive(a, &next);
     }
 }
 
 /* And the finishers. */
 static __device__ __forceinline__ void finish(const struct decode_args &a, const struct memory &m)
 {
-    unsigned target = a.before;
-    arrive(a, &target);
+    struct meeting next = first_meeting(a);
+    arrive(a, &next);
 #pragma unroll 1
     for (int32_t i = 0;; i++) {
         int phase = phase_of(a, i);
         const struct decode_layer &layer = m.layers[phase == HEAD ? 0 : i / 4];
-        finish_phase(a, m, phase, end_of_phase(a, layer, phase, a.first_tag + i / 4), target);
+        finish_phase(a, m, phase, end_of_phase(a, layer, phase, a.first_tag + i / 4), next);
         if (phase == HEAD) return;
-        arrive(a, &target);
+        arrive(a, &next);
     }
 }
 
@@ -192,7 +193,7 @@ static int32_t ring_slots(struct backend *b)
     int most = 0;
     cuda_good(b, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device),
               "the shared memory's size");
-    for (int32_t n = MOST_SLOTS; n > IN_FLIGHT; n--)
+    for (int32_t n = MOST_SLOTS; n > 1; n--)
         if (shared_bytes(&b->shape, n) <= (size_t)most) return n;
     return 0;
 }
@@ -371,6 +372,8 @@ static void fill_args(struct backend *b, struct decode *d)
     a->n_kv_heads = s->n_kv_heads;
     a->max_chunks = d->max_chunks;
     a->n_slots = d->n_slots;
+    /* what attention and o_proj wait for is not to stand behind weights */
+    for (int i = 0; i < N_PHASES; i++) a->in_flight[i] = i == QKV || i == O_PROJ ? 1 : 2;
     a->eps = s->norm_eps;
     a->scale = attention_scale(s->head_dim);
 }

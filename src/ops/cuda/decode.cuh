@@ -25,13 +25,12 @@ enum {
     SLAB_UNITS = 3,                 /* of a panel that are copied and multiplied at a time */
     SLOT = SLAB_UNITS * UNIT_BYTES, /* bytes */
     MOST_SLOTS = 8,
-    IN_FLIGHT = 1,           /* slabs of a warp on their way from memory at a time */
     SCORES = CHUNK_KEYS + 4, /* floats in a row of scores */
 };
 
 /* Named barriers. Sums have a buffer for each finisher. */
 enum {
-    SYNC_WORKING = 1,
+    ALL_ARRIVED = 1,
     SYNC_COMPUTING,
     SYNC_FINISHING,
     SUMS_FULL,
@@ -72,6 +71,7 @@ struct decode_args {
     unsigned before; /* arrivals of earlier steps */
     int32_t n, n_layers, hidden, hidden_panels;
     int32_t n_heads, n_kv_heads, max_blocks, max_chunks, n_slots;
+    int32_t in_flight[N_PHASES]; /* slabs of a warp on their way from memory at a time */
     float eps, scale;
 };
 
@@ -93,6 +93,7 @@ struct shared {
     float4 sums[FINISHERS][16][32]; /* [segment, or 8 * panel of the group + segment] */
     float scores[8][SCORES];
     uint64_t full[WARPS][MOST_SLOTS], empty[WARPS][MOST_SLOTS]; /* barriers of the rings' slots */
+    uint64_t passed;                                            /* a barrier over all blocks is */
     struct share shares[WARPS][N_PHASES];
     float scales[MOST_TOKENS];
     int32_t positions[MOST_TOKENS];
@@ -173,33 +174,39 @@ static __device__ void next_slab(struct stream *w, const struct decode_args &a,
 
 /*
  * The warp that copies: a lane for each warp that computes. A slab is asked for when its slot is
- * free, but no more than IN_FLIGHT at a time: requests that the memory cannot serve yet would stand
- * in the way of those that a phase waits for.
+ * free, but only so many at a time: requests that the memory cannot serve yet would stand in the
+ * way of those that a phase waits for. The lanes poll each its own barriers, all at once, which
+ * compute-sanitizer's racecheck does not follow; one after another they are too slow.
  */
 static __device__ void copy_weights(const struct decode_args &a, const struct memory &m)
 {
     int warp = threadIdx.x % 32;
     if (warp >= WARPS) return;
     const struct share *shares = m.s->shares[warp];
-    uint8_t *ring = m.ring + warp * a.n_slots * SLOT;
-    struct stream w = {-1, DOWN, 0, 0, 0, false}; /* before the first layer */
-    int32_t slot = 0, behind = 0, issued = 0;     /* behind: the slot of slab issued - IN_FLIGHT */
-    uint32_t parity = 0, emptied = 1;             /* of behind; of slot, a lap ago */
+    uint32_t ring = shared_address(m.ring + warp * a.n_slots * SLOT);
+    uint32_t full = shared_address(m.s->full[warp]), empty = shared_address(m.s->empty[warp]);
+    struct stream w = {-1, DOWN, 0, 0, 0, false};       /* before the first layer */
+    int32_t slot = 0, behind = 0, issued = 0, come = 0; /* behind: the slot of slab `come` */
+    uint32_t parity = 0, emptied = 1;                   /* of behind; of slot, a lap ago */
     for (next_phase(&w, a, shares); !w.ended;) {
-        bool full = issued >= a.n_slots && !has_come(&m.s->empty[warp][slot], emptied);
-        if (full || (issued >= IN_FLIGHT && !has_come(&m.s->full[warp][behind], parity))) {
+        if (come < issued && has_come(full + 8 * behind, parity)) {
+            come++;
+            if (++behind == a.n_slots) behind = 0, parity ^= 1;
+        }
+        if (issued - come >= a.in_flight[w.phase] ||
+            (issued >= a.n_slots && !has_come(empty + 8 * slot, emptied))) {
             __nanosleep(40); /* the others need the issue slots */
             continue;
         }
-        if (issued >= IN_FLIGHT && ++behind == a.n_slots) behind = 0, parity ^= 1;
         const struct share &share = shares[w.phase];
         bool whole = is_whole(a, w.phase);
         int32_t panel = share.panel + (whole ? w.group : 2 * w.group + w.part);
         int64_t unit = (int64_t)panel * a.phases[w.phase].units + share.unit[w.part] + w.unit;
         int32_t n = min(share.count[w.part] - w.unit, (int)SLAB_UNITS);
         const uint8_t *matrix = w.phase == HEAD ? a.head : m.layers[w.layer].weights[w.phase];
-        bulk_copy(ring + slot * SLOT, matrix + unit * UNIT_BYTES, (uint32_t)(n * UNIT_BYTES),
-                  &m.s->full[warp][slot]);
+        uint32_t bytes = (uint32_t)(n * UNIT_BYTES);
+        barrier_expect(full + 8 * slot, bytes);
+        bulk_copy(ring + slot * SLOT, matrix + unit * UNIT_BYTES, bytes, full + 8 * slot);
         issued++;
         if (++slot == a.n_slots) slot = 0, emptied ^= 1;
         next_slab(&w, a, shares);
@@ -236,7 +243,7 @@ static __device__ __forceinline__ struct place first_place(const struct decode_a
 static __device__ __forceinline__ struct slab take_slab(struct place *w)
 {
     struct slab slab = {w->slot, w->barrier};
-    wait_copy(w->barrier, w->parity);
+    barrier_wait(w->barrier, w->parity);
     w->slot += SLOT;
     w->barrier += (uint32_t)sizeof(uint64_t);
     if (w->slot == w->slots_end) {
@@ -247,14 +254,10 @@ static __device__ __forceinline__ struct slab take_slab(struct place *w)
     return slab;
 }
 
-/* One slab, or two, may be written over when the whole warp has come here. */
-static __device__ __forceinline__ void give_back(const struct slab &first,
-                                                 const struct slab &second, bool both)
+/* A slab may be written over when the whole warp has come here. */
+static __device__ __forceinline__ void give_back(const struct slab &slab)
 {
-    int lane = threadIdx.x % 32;
-    __syncwarp();
-    if (lane < 1 + both)
-        arrive_copy((lane ? second : first).full + (uint32_t)sizeof(((struct shared *)0)->full));
+    barrier_arrive(slab.full + (uint32_t)sizeof(((struct shared *)0)->full));
 }
 
 /* The A fragments of a K_UNIT. */
@@ -294,18 +297,40 @@ static __device__ __forceinline__ void sync_computing()
     sync_named(SYNC_COMPUTING, THREADS);
 }
 
-/* All that this block has written is visible to who has waited for the same barrier. */
-static __device__ __forceinline__ void arrive(const struct decode_args &a, unsigned *target)
+/* Of all blocks, the next barrier: how many arrivals end it, and its parity within the block. */
+struct meeting {
+    unsigned target;
+    uint32_t parity;
+};
+
+static __device__ __forceinline__ struct meeting first_meeting(const struct decode_args &a)
 {
-    *target += gridDim.x;
-    sync_named(SYNC_WORKING, WORKING_THREADS);
+    return {a.before, 1};
+}
+
+/* All that this block has written is visible to who has waited for the same barrier. The first warp
+ * awaits the block's others and arrives for all. */
+static __device__ __forceinline__ void arrive(const struct decode_args &a, struct meeting *next)
+{
+    next->target += gridDim.x;
+    next->parity ^= 1;
+    if (threadIdx.x >= 32) {
+        arrive_named(ALL_ARRIVED, WORKING_THREADS);
+        return;
+    }
+    sync_named(ALL_ARRIVED, WORKING_THREADS);
     if (threadIdx.x == 0) signal_add(a.arrived);
 }
 
-static __device__ __forceinline__ void wait_all(const struct decode_args &a, unsigned target)
+static __device__ __forceinline__ void wait_all(const struct decode_args &a, const struct memory &m,
+                                                const struct meeting &next)
 {
-    if (threadIdx.x == 0) signal_await(a.arrived, target);
-    sync_named(SYNC_WORKING, WORKING_THREADS);
+    uint32_t passed = shared_address(&m.s->passed);
+    if (threadIdx.x == 0) {
+        signal_await(a.arrived, next.target);
+        barrier_arrive(passed);
+    }
+    barrier_wait(passed, next.parity);
 }
 
 #endif

@@ -76,7 +76,7 @@ static __device__ __forceinline__ float await_value(const uint64_t *from, int pa
 
 /*
  * The group's queries, and the newest key and value if the chunk has them: each a warp's, normed
- * and turned as by rope_head, in shared memory; the latter in the cache too.
+ * and turned as by rope_store_kernel, in shared memory; the latter in the cache too.
  */
 template <int D>
 static __device__ __forceinline__ void
@@ -122,7 +122,7 @@ load_newest(const struct decode_args &a, const struct memory &m, const struct de
             }
             return missing;
         });
-        if (norm) { /* as rope_head sums */
+        if (norm) { /* as head_scale sums */
             float sum = 0;
 #pragma unroll 1
             for (int j = lane; j < D; j += 32) {
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void chunk_values(const struct decode_args &a,
     }
 }
 
-/* The block's tasks; the first has begun. */
+/* The block's tasks; the first began while the layer before ended. */
 template <int D>
 static __device__ __forceinline__ void
 attention_phase(const struct decode_args &a, const struct memory &m,
@@ -231,53 +231,92 @@ attention_phase(const struct decode_args &a, const struct memory &m,
 
 /* ---- merging ----------------------------------------------------------------------------- */
 
-/* Blocks merge in descending order: those that have no task of attention first. */
-static __device__ __forceinline__ int32_t first_merge()
+/* A head's dimensions are merged in so many pieces, each by a block, that many blocks have work. */
+static __device__ __forceinline__ int32_t pieces_of(const struct decode_args &a)
 {
-    return (int32_t)(gridDim.x - 1 - blockIdx.x);
+    int32_t heads = a.n * a.n_heads, blocks = (int32_t)gridDim.x;
+    return 4 * heads <= blocks ? 4 : 2 * heads <= blocks ? 2 : 1;
 }
 
-/* Chunks of a head, from `first` on, as soon as they are there, to shared memory: each a warp's. */
+/* What a block merges: `dims` dimensions from `first` on of a head. */
+struct merge {
+    int32_t token, head, first, dims;
+    int64_t part; /* the head's first chunk */
+};
+
+static __device__ __forceinline__ struct merge merge_of(const struct decode_args &a, int32_t D,
+                                                        int32_t i)
+{
+    struct merge u;
+    int32_t pieces = pieces_of(a), head = i / pieces;
+    u.token = head / a.n_heads;
+    u.head = head % a.n_heads;
+    u.dims = D / pieces;
+    u.first = i % pieces * u.dims;
+    u.part = (int64_t)head * a.max_chunks;
+    return u;
+}
+
+/* Where chunks come to: their maxima and sums, their values, and for each warp what merge_factors
+ * gives with the sums. */
+struct merge_room {
+    float2 *sums;    /* [chunks] */
+    float *values;   /* [chunks][dims] */
+    float4 *factors; /* [warps that merge][chunks]: old, add, sum */
+    int32_t chunks;  /* that fit */
+};
+
+template <int D>
+static __device__ __forceinline__ struct merge_room room_of(const struct memory &m, int32_t dims)
+{
+    struct merge_room r;
+    int32_t bytes = (int32_t)chunk_bytes(D), warps = (dims + 31) / 32;
+    r.chunks = min(bytes / (int32_t)(dims * sizeof(float) + warps * sizeof(float4)),
+                   (int32_t)(sizeof m.s->scores / sizeof(float2)));
+    r.sums = (float2 *)m.s->scores;
+    r.factors = (float4 *)m.stage;
+    r.values = (float *)(r.factors + warps * r.chunks);
+    return r;
+}
+
+/* n chunks from part on, as soon as they are there: of each its maximum and sum, then its values
+ * two by two. */
 template <int D>
 static __device__ __forceinline__ void load_parts(const struct decode_args &a,
-                                                  const struct memory &m, int64_t part, int32_t n,
-                                                  uint32_t tag)
+                                                  const struct merge &u, const struct merge_room &r,
+                                                  int64_t part, int32_t n, uint32_t tag)
 {
-    enum { AT_ONCE = 6, PAIRS = (D / 2 + 31) / 32 };
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float2 *sums = (float2 *)m.s->scores;
+    enum { AT_ONCE = 6 };
+    int32_t words = 1 + u.dims / 2;
 #pragma unroll 1
-    for (int32_t first = warp; first < n; first += WARPS * AT_ONCE) {
-        uint32_t v[AT_ONCE][PAIRS + 1][2];
+    for (int32_t first = (int32_t)threadIdx.x / 32 * 32; first < n * words;
+         first += THREADS * AT_ONCE) {
+        uint32_t v[AT_ONCE][2];
+        const uint64_t *from[AT_ONCE];
+        int32_t to[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int32_t word = first + (int32_t)threadIdx.x % 32 + THREADS * i, c = word / words,
+                    k = word % words;
+            from[i] = k == 0 ? a.part_sums + (part + c) * 2
+                             : a.parts + (part + c) * D + u.first + 2 * (k - 1);
+            to[i] = word >= n * words ? INT32_MIN : k == 0 ? -1 - c : c * u.dims + 2 * (k - 1);
+        }
         await_words(tag, [&]() {
             const uint64_t *missing = NULL;
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                int64_t c = part + first + i * WARPS;
-                if (first + i * WARPS >= n) continue;
-#pragma unroll
-                for (int k = 0; k < PAIRS; k++) {
-                    const uint64_t *word = a.parts + c * D + (lane + 32 * k) * 2;
-                    if (lane + 32 * k < D / 2 && !load_tagged(word, tag, &v[i][k][0], &v[i][k][1]))
-                        missing = word;
-                }
-                const uint64_t *word = a.part_sums + c * 2;
-                if (!load_tagged(word, tag, &v[i][PAIRS][0], &v[i][PAIRS][1])) missing = word;
-            }
+            for (int i = 0; i < AT_ONCE; i++)
+                if (to[i] != INT32_MIN && !load_tagged(from[i], tag, &v[i][0], &v[i][1]))
+                    missing = from[i];
             return missing;
         });
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            int32_t c = first + i * WARPS;
-            if (c >= n) continue;
-#pragma unroll
-            for (int k = 0; k < PAIRS; k++)
-                if (lane + 32 * k < D / 2)
-                    *(float2 *)(m.stage + c * D + (lane + 32 * k) * 2) =
-                        make_float2(__uint_as_float(v[i][k][0]), __uint_as_float(v[i][k][1]));
-            if (lane == 0)
-                sums[c] =
-                    make_float2(__uint_as_float(v[i][PAIRS][0]), __uint_as_float(v[i][PAIRS][1]));
+            float2 pair = make_float2(__uint_as_float(v[i][0]), __uint_as_float(v[i][1]));
+            if (to[i] >= 0)
+                *(float2 *)(r.values + to[i]) = pair;
+            else if (to[i] != INT32_MIN)
+                r.sums[-1 - to[i]] = pair;
         }
     }
 }
@@ -287,50 +326,56 @@ struct merged {
     float value, max, sum;
 };
 
-/* n (at most 32) chunks more, in ascending order, a lane having the factors of one. */
-template <int D>
-static __device__ __forceinline__ void merge_parts(struct merged *r, const float2 *sums,
-                                                   const float *values, int32_t n)
+/* n chunks more, in ascending order. */
+static __device__ __forceinline__ void merge_parts(struct merged *to, const struct merge &u,
+                                                   const struct merge_room &r, int32_t n)
 {
     int lane = threadIdx.x % 32;
-    bool on = threadIdx.x < D;
-    float2 mine = lane < n ? sums[lane] : make_float2(-INFINITY, 0);
-    float old, add;
-    r->max = merge_factors_of_lanes(r->max, mine.x, &old, &add);
-#pragma unroll 4
-    for (int c = 0; c < n; c++) {
-        float o = __shfl_sync(~0u, old, c), with = __shfl_sync(~0u, add, c);
-        r->sum = fmaf(__shfl_sync(~0u, mine.y, c), with, r->sum * o);
-        if (on) r->value = merge_value(r->value, values[c * D + threadIdx.x], o, with);
+    if ((int32_t)threadIdx.x - lane >= u.dims) return;
+    float4 *factors = r.factors + threadIdx.x / 32 * r.chunks;
+    const float *values = r.values + min((int32_t)threadIdx.x, u.dims - 1);
+#pragma unroll 1
+    for (int32_t c = lane; c - lane < n; c += 32) {
+        float2 mine = c < n ? r.sums[c] : make_float2(-INFINITY, 0);
+        float old, add;
+        to->max = merge_factors_of_lanes(to->max, mine.x, &old, &add);
+        if (c < n) factors[c] = make_float4(old, add, mine.y, 0);
+    }
+    __syncwarp();
+#pragma unroll 8
+    for (int32_t c = 0; c < n; c++) {
+        const float4 f = factors[c];
+        to->sum = fmaf(f.z, f.y, to->sum * f.x);
+        to->value = merge_value(to->value, values[c * u.dims], f.x, f.y);
     }
 }
 
-/* The block's heads: chunks come to shared memory in rounds, then a thread for each dimension runs
- * through them. */
+/* The block's pieces of heads: chunks come to shared memory in rounds, then a thread for each
+ * dimension runs through them. Blocks go in descending order: those that have no task of attention
+ * first. */
 template <int D>
 static __device__ __forceinline__ void merge_phase(const struct decode_args &a,
                                                    const struct memory &m, uint32_t tag)
 {
-    const int32_t fits = (int32_t)(chunk_bytes(D) / (D * sizeof(float)));
-    const int32_t round = min(fits, (int32_t)(sizeof m.s->scores / sizeof(float2)));
+    const int32_t all = a.n * a.n_heads * pieces_of(a);
 #pragma unroll 1
-    for (int32_t i = first_merge(); i < a.n * a.n_heads; i += (int32_t)gridDim.x) {
-        int32_t token = i / a.n_heads, chunks = chunks_of(m.s->positions[token]);
-        struct merged r = {0, -INFINITY, 0};
+    for (int32_t i = (int32_t)(gridDim.x - 1 - blockIdx.x); i < all; i += (int32_t)gridDim.x) {
+        const struct merge u = merge_of(a, D, i);
+        const struct merge_room r = room_of<D>(m, u.dims);
+        int32_t chunks = chunks_of(m.s->positions[u.token]);
+        struct merged result = {0, -INFINITY, 0};
 #pragma unroll 1
-        for (int32_t first = 0; first < chunks; first += round) {
-            int32_t count = min(chunks - first, round);
-            load_parts<D>(a, m, (int64_t)i * a.max_chunks + first, count, tag);
+        for (int32_t first = 0; first < chunks; first += r.chunks) {
+            int32_t count = min(chunks - first, r.chunks);
+            load_parts<D>(a, u, r, u.part + first, count, tag);
             sync_computing();
-#pragma unroll 1
-            for (int32_t c = 0; c < count; c += 32)
-                merge_parts<D>(&r, (float2 *)m.s->scores + c, m.stage + c * D, min(count - c, 32));
+            merge_parts(&result, u, r, count);
             sync_computing();
         }
         struct act to = {a.attn, a.attn_padded, MOST_TOKENS, false};
-        if (threadIdx.x < D)
-            to.data[act_at(to, token, i % a.n_heads * D + (int)threadIdx.x)] =
-                __float2bfloat16(r.value / r.sum);
+        if ((int32_t)threadIdx.x < u.dims)
+            to.data[act_at(to, u.token, u.head * D + u.first + (int)threadIdx.x)] =
+                __float2bfloat16(result.value / result.sum);
     }
 }
 

@@ -51,8 +51,8 @@ static __device__ __forceinline__ void multiply_two(const uint4 f[4], const uint
  * registers to those of the next batch: next_left units from next on.
  */
 template <bool PAIR>
-static __device__ __forceinline__ void multiply_batch(struct place *w, const struct memory &m,
-                                                      int32_t n, uint4 in[BATCH][2], float c[2][4],
+static __device__ __forceinline__ void multiply_batch(struct place *w, int32_t n,
+                                                      uint4 in[BATCH][2], float c[2][4],
                                                       const uint4 *next, int32_t next_left)
 {
 #pragma unroll
@@ -71,7 +71,8 @@ static __device__ __forceinline__ void multiply_batch(struct place *w, const str
                     multiply_unit(f, in[u], c[0]);
                 }
             }
-            give_back(slab, second, PAIR);
+            give_back(slab);
+            if (PAIR) give_back(second);
         }
         if constexpr (!PAIR) {
             if (next_left == 0) continue;
@@ -89,10 +90,10 @@ static __device__ __forceinline__ void park_sums(float4 *sums, const float c[4])
 
 /* A panel's segments one after another: all of the warp's two, or its only one. Inputs come
  * batch by batch, the next panel's beginning with this one's. */
-static __device__ __forceinline__ void multiply_panel(struct place *w, const struct memory &m,
-                                                      const struct share &share, bool whole,
-                                                      const uint4 *x, bool on, bool more,
-                                                      uint4 in[BATCH][2], float4 (*sums)[32])
+static __device__ __forceinline__ void multiply_panel(struct place *w, const struct share &share,
+                                                      bool whole, const uint4 *x, bool on,
+                                                      bool more, uint4 in[BATCH][2],
+                                                      float4 (*sums)[32])
 {
     int32_t end = share.count[0] + (whole ? share.count[1] : 0), unit = 0;
     bool keep = !whole; /* the same inputs for all panels: they fit into a batch */
@@ -106,7 +107,7 @@ static __device__ __forceinline__ void multiply_panel(struct place *w, const str
             if (next == end) next = 0;
             if (!keep && on && (next > 0 || more))
                 next_left = (next < share.count[0] ? share.count[0] : end) - next;
-            multiply_batch<false>(w, m, n, in, c, x + 2 * next * 32, next_left);
+            multiply_batch<false>(w, n, in, c, x + 2 * next * 32, next_left);
             unit += n;
         }
         park_sums(sums[part], c[0]);
@@ -114,17 +115,17 @@ static __device__ __forceinline__ void multiply_panel(struct place *w, const str
     }
 }
 
-/* target: the barrier behind which the inputs are; what does not need them comes before it. */
+/* inputs: the barrier that they are behind; what does not need them comes before it. */
 static __device__ __forceinline__ void product_phase(struct place *w, const struct decode_args &a,
                                                      const struct memory &m, int phase,
-                                                     unsigned target)
+                                                     const struct meeting &inputs)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct share &share = m.s->shares[warp][phase];
     bool whole = is_whole(a, phase), on = lane / 4 < a.n;
     int32_t groups = share.groups, count = share.count[0];
     const uint4 *x = input_of(a, phase) + 2 * share.unit[0] * 32 + lane;
-    wait_all(a, target);
+    wait_all(a, m, inputs);
     if (groups == 0) return;
     uint4 in[BATCH][2];
 #pragma unroll
@@ -135,11 +136,11 @@ static __device__ __forceinline__ void product_phase(struct place *w, const stru
         if (group >= FINISHERS) sync_named(SUMS_FREE + turn, THREADS + 32);
         if (is_pair(share, whole, group)) {
             float c[2][4] = {};
-            multiply_batch<true>(w, m, count, in, c, x, 0);
+            multiply_batch<true>(w, count, in, c, x, 0);
             park_sums(m.s->sums[turn][warp], c[0]);
             park_sums(m.s->sums[turn][WARPS + warp], c[1]);
         } else {
-            multiply_panel(w, m, share, whole, x, on, group + 1 < groups, in,
+            multiply_panel(w, share, whole, x, on, group + 1 < groups, in,
                            m.s->sums[turn] + (whole ? 2 * warp : warp));
         }
         arrive_named(SUMS_FULL + turn, THREADS + 32);
@@ -267,13 +268,14 @@ static __device__ __forceinline__ void store_sums(const struct decode_end &e, in
 
 static __device__ __forceinline__ void finish_phase(const struct decode_args &a,
                                                     const struct memory &m, int phase,
-                                                    const struct decode_end &end, unsigned target)
+                                                    const struct decode_end &end,
+                                                    const struct meeting &inputs)
 {
     int turn = threadIdx.x / 32 - WARPS, lane = threadIdx.x % 32;
     const struct share &share = m.s->shares[0][phase];
     bool whole = is_whole(a, phase);
     int32_t groups = share.groups, n_sums = whole ? 16 : 8;
-    wait_all(a, target);
+    wait_all(a, m, inputs);
     if (groups == 0) return;
     if (end.to != TO_RESIDUAL) {
 #pragma unroll 1

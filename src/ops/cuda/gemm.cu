@@ -315,7 +315,8 @@ static __device__ __forceinline__ void produce(const struct work &w, const struc
                 barrier_expect(&s.full[c.stage], panels * UNIT_BYTES);
 #pragma unroll
                 for (int i = 0; i < PANELS; i++, from += stride)
-                    if (i < panels) copy(to + i * UNIT_BYTES, from, UNIT_BYTES, &s.full[c.stage]);
+                    if (i < panels)
+                        bulk_copy(to + i * UNIT_BYTES, from, UNIT_BYTES, &s.full[c.stage]);
             }
         } else {
             int64_t stride = w.p.in.capacity * K_UNIT;
@@ -323,7 +324,7 @@ static __device__ __forceinline__ void produce(const struct work &w, const struc
             uint32_t bytes = min(N, (int)w.p.in.capacity - c.tile.token) * 128;
             if (elected()) {
                 barrier_expect(&s.full[c.stage], bytes);
-                copy(to + WEIGHT_BYTES, from, bytes, &s.full[c.stage]);
+                bulk_copy(to + WEIGHT_BYTES, from, bytes, &s.full[c.stage]);
             }
         }
         next_unit<N>(w, b, &c);
@@ -348,16 +349,8 @@ static __device__ __forceinline__ void produce_scales(const struct work &w, cons
         int32_t end = min(end_core * 8, w.p.n - token);
         for (int j = (first_core + threadIdx.x / 32 - 2) * 8; j < end; j += SCALE_WARPS * 8)
             scales_of(w.p, token + j, s.scales[turn % 2] + j);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&s.scales_full[turn % 2]);
+        barrier_arrive(&s.scales_full[turn % 2]);
     }
-}
-
-/* One lane of each warp says that its warp has read a stage. */
-static __device__ __forceinline__ void release(uint64_t *empty)
-{
-    __syncwarp(); /* what other lanes have read, they have read */
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
 /* The weights of one unit are four fragments a lane; each is loaded two products ahead. */
@@ -407,7 +400,7 @@ multiply_unit(const struct work &w, const struct block &b, bool ahead, struct cu
     mma<N, true>(acc, f.k[1], tokens + (256 >> 4));
     mma_commit();
     mma_wait<2>();
-    if (!FIRST) release(&s.empty[previous]);
+    if (!FIRST) barrier_arrive(&s.empty[previous]);
     f.k[3] = load_shared(at + 1536);
     mma_fence();
     mma<N, true>(acc, f.k[2], tokens + (512 >> 4));
@@ -433,7 +426,7 @@ chain(const struct work &w, const struct block &b, int32_t units, bool more, str
     for (int32_t u = 1; u < units; u++)
         multiply_unit<N, GROUPS, false>(w, b, u + 1 < units || more, c, s, f, acc);
     mma_wait<0>();
-    release(&s.empty[previous_stage(w, *c)]);
+    barrier_arrive(&s.empty[previous_stage(w, *c)]);
 }
 
 /* Units of a segment. */
@@ -464,7 +457,7 @@ static __device__ __forceinline__ void consume(const struct work &w, const struc
             for (int j = 0; j < N / 2; j++) sum[j / 4][j % 4] = sum[j / 4][j % 4] + acc[j];
         }
         if (t.token != token) {
-            if (turn >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&s.scales_empty[turn % 2]);
+            if (turn >= 0) barrier_arrive(&s.scales_empty[turn % 2]);
             token = t.token;
             turn++;
             if (w.p.squares) barrier_wait(&s.scales_full[turn % 2], turn / 2 % 2);
@@ -565,13 +558,13 @@ static __device__ __forceinline__ void init_barriers(const struct work &w, struc
     if (threadIdx.x == 0) {
         for (int i = 0; i < w.stages; i++) {
             barrier_init(&s.full[i], 2);
-            barrier_init(&s.empty[i], GROUPS * 4);
+            barrier_init(&s.empty[i], GROUPS * 128);
         }
         for (int i = 0; i < 2; i++) {
-            barrier_init(&s.scales_full[i], SCALE_WARPS);
-            barrier_init(&s.scales_empty[i], GROUPS * 4);
+            barrier_init(&s.scales_full[i], SCALE_WARPS * 32);
+            barrier_init(&s.scales_empty[i], GROUPS * 128);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_ready();
     }
     __syncthreads();
 }
@@ -648,7 +641,12 @@ static const struct variant variants[] = {
     VARIANT(128, 2, 1, true),  VARIANT(192, 2, 1, false),
 };
 
-enum { N_VARIANTS = sizeof variants / sizeof *variants, SHARED_BYTES = 228 << 10, MIN_STAGES = 4 };
+enum {
+    N_VARIANTS = sizeof variants / sizeof *variants,
+    SHARED_BYTES = 228 << 10,
+    MIN_STAGES = 4,
+    SMALL_RING = 100 << 10 /* leaves room for a block of attention beside it */
+};
 
 static int32_t parts(int32_t n, int32_t of)
 {
@@ -694,6 +692,13 @@ static void launch(struct backend *b, const struct product *p, const struct vari
     int32_t least = units < MIN_STAGES ? units : MIN_STAGES;
     while (blocks > 1 && stages_for(v, blocks, exchange) < least) blocks--;
     w.stages = stages_for(v, blocks, exchange);
+    if (v->tokens <= 64) { /* if fewer blocks are on a multiprocessor, each has more */
+        int32_t most = SMALL_RING / (panels * UNIT_BYTES + v->tokens * 128), used = blocks;
+        while (used > 1 && (used - 1) * b->multiprocessors >= clusters * cluster) used--;
+        int32_t more = stages_for(v, used, exchange);
+        more = more < most ? more : most;
+        w.stages = more > w.stages ? more : w.stages;
+    }
     if (v->split && w.stages > units) w.stages = units;
     if (!v->split && v->tokens >= 128) { /* one after another: the next is copied early */
         int32_t most = b->multiprocessors * blocks / w.band * w.band;

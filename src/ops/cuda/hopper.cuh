@@ -28,40 +28,6 @@ static __device__ __forceinline__ bool elected()
     return one;
 }
 
-static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(count)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
-{
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-        "r"(bytes)
-        : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
-                 : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
-{
-    uint32_t done, address = shared_address(barrier);
-    do {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(address), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-
 static __device__ __forceinline__ void cluster_arrive()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -70,15 +36,6 @@ static __device__ __forceinline__ void cluster_arrive()
 static __device__ __forceinline__ void cluster_wait()
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void copy(uint32_t to, const void *from, uint32_t bytes,
-                                            uint64_t *barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
 }
 
 /* 16 bytes on their way into shared memory; zeros if they are not `there`. */

@@ -92,73 +92,108 @@ static __device__ __forceinline__ uint4 load_shared(uint32_t address)
     return v;
 }
 
+/* ---- barriers in shared memory --------------------------------------------------------------- */
+
+/*
+ * A phase of a barrier ends when `count` have arrived and the bytes have come that bulk copies
+ * announced; phases have parities 0, 1, 0 and so on. All lanes that have read or written what a
+ * barrier guards arrive themselves: compute-sanitizer does not follow one that arrives for its
+ * warp.
+ */
+static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+                 : "memory");
+}
+
+/* Before the __syncthreads() behind which barriers are used. */
+static __device__ __forceinline__ void barriers_ready()
+{
+#if __CUDA_ARCH__ >= 900 /* for the unit that copies */
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier)
+                 : "memory");
+}
+
+/* Whether the phase of that parity has ended. */
+static __device__ __forceinline__ bool has_come(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900 /* which can sleep meanwhile */
+    asm volatile("{\n.reg .pred done;\nAGAIN:\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra AGAIN;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#else
+    while (!has_come(barrier, parity)) {
+    }
+#endif
+}
+
 /* ---- bulk copies: Hopper --------------------------------------------------------------------- */
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define NEEDS_HOPPER 1
 #endif
 
-static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint32_t bytes,
+/* Arrives, and announces bytes that copies will bring. */
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+#ifndef NEEDS_HOPPER
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* Bytes that have been announced to the barrier. */
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
+                                                 uint32_t barrier)
+{
+#ifndef NEEDS_HOPPER
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+#endif
+}
+
+/* The same by pointers. */
+static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+    barrier_arrive(shared_address(barrier));
+}
+
+static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    barrier_wait(shared_address(barrier), parity);
+}
+
+static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+    barrier_expect(shared_address(barrier), bytes);
+}
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
                                                  uint64_t *barrier)
 {
-#ifndef NEEDS_HOPPER
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
-#endif
-}
-
-/* Whether the copy that a barrier counts has come: whether its phase of that parity has ended. */
-static __device__ __forceinline__ bool has_come(uint64_t *barrier, uint32_t parity)
-{
-    uint32_t done = 1;
-#ifndef NEEDS_HOPPER
-    asm volatile("{\n.reg .pred done;\n"
-                 "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;\n}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-#endif
-    return done;
-}
-
-static __device__ __forceinline__ void wait_copy(uint32_t barrier, uint32_t parity)
-{
-#ifndef NEEDS_HOPPER
-    asm volatile("{\n.reg .pred done;\nAGAIN:\n"
-                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@!done bra AGAIN;\n}" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-#endif
-}
-
-/* Arrives at a barrier as a copy does. */
-static __device__ __forceinline__ void arrive_copy(uint32_t barrier)
-{
-#ifndef NEEDS_HOPPER
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-#endif
-}
-
-/* One copy at a time arrives at it. */
-static __device__ __forceinline__ void arrival_begin(uint64_t *barrier)
-{
-#ifndef NEEDS_HOPPER
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)));
-#endif
-}
-
-static __device__ __forceinline__ void arrivals_begun()
-{
-#ifndef NEEDS_HOPPER
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+    bulk_copy(to, from, bytes, shared_address(barrier));
 }
 
 /* ---- kernels that follow one another --------------------------------------------------------- */

@@ -7,7 +7,11 @@
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/rope.cuh"
 
-enum { THREADS = 256, HEADS = 8 };
+enum {
+    THREADS = 256,
+    ROPE_THREADS = 64, /* small blocks spread over the multiprocessors */
+    HEADS = 4
+};
 
 struct prepare {
     const float *x;        /* [tokens, hidden]; or */
@@ -98,34 +102,104 @@ struct rope_store {
     struct device_step step;
     const float *qkv, *q_norm, *k_norm;
     bf16 *q, *keys, *values;
-    int32_t n_heads, n_kv_heads, head_dim;
+    int32_t n, n_heads, n_kv_heads, head_dim;
     float eps;
 };
 
-/* A warp for one head of one token: grid (n_tokens, blocks of HEADS heads). */
-static __global__ void __launch_bounds__(32 * HEADS) rope_store_kernel(struct rope_store p)
+/* N values side by side, written by other blocks. */
+template <int N> static __device__ __forceinline__ void load_values(const float *from, float v[N])
 {
-    int64_t token = blockIdx.x;
-    int head = (int)(blockIdx.y * HEADS + threadIdx.x / 32), heads = p.n_heads + p.n_kv_heads;
+    if constexpr (N == 2) {
+        float2 pair = __ldcg((const float2 *)from);
+        v[0] = pair.x, v[1] = pair.y;
+    } else {
+        v[0] = __ldcg(from);
+    }
+}
+
+template <int N> static __device__ __forceinline__ void store_values(bf16 *to, const float v[N])
+{
+    if constexpr (N == 2)
+        *(__nv_bfloat162 *)to = __floats2bfloat162_rn(v[0], v[1]);
+    else
+        to[0] = __float2bfloat16(v[0]);
+}
+
+/* What a warp does with one head. */
+struct head {
+    const float *in, *norm; /* norm: of q or k, or NULL */
+    bf16 *out;
+    bool turned; /* not a value */
+};
+
+static __device__ __forceinline__ struct head find_head(const struct rope_store &p, int64_t token,
+                                                        int32_t i, int32_t slot)
+{
+    int32_t heads = p.n_heads + p.n_kv_heads, kv = i < heads ? i - p.n_heads : i - heads;
+    struct head h;
+    h.in = p.qkv + (token * (heads + p.n_kv_heads) + i) * p.head_dim;
+    h.turned = i < heads;
+    h.norm = i < p.n_heads ? p.q_norm : h.turned ? p.k_norm : NULL;
+    h.out = i < p.n_heads
+                ? p.q + (token * p.n_heads + i) * p.head_dim
+                : (h.turned ? p.keys : p.values) + cache_offset(slot, kv, p.n_kv_heads, p.head_dim);
+    return h;
+}
+
+/*
+ * A warp for HEADS heads of one token, a lane for N neighbouring values of either half at a time;
+ * N = 2 wants an even half. Grid: of warps, [n tokens][heads / HEADS].
+ */
+template <int N>
+static __global__ void __launch_bounds__(ROPE_THREADS) rope_store_kernel(const struct rope_store p)
+{
+    int32_t all = p.n_heads + 2 * p.n_kv_heads, half = p.head_dim / 2, lane = threadIdx.x % 32;
+    int32_t groups = (all + HEADS - 1) / HEADS,
+            warp = (int32_t)(blockIdx.x * (ROPE_THREADS / 32) + threadIdx.x / 32),
+            token = warp / groups, first = warp % groups * HEADS;
     next_launch();
-    previous_wait();
-    if (head >= heads + p.n_kv_heads) return;
-    const float *in = p.qkv + (token * (heads + p.n_kv_heads) + head) * p.head_dim;
-    const float *rope =
-        p.step.rope + (p.step.rope_by_position ? p.step.positions[token] : token) * p.head_dim;
-    if (head < p.n_heads) {
-        rope_head(in, rope, p.q_norm, p.head_dim, p.eps,
-                  p.q + (token * p.n_heads + head) * p.head_dim);
+    if (token >= p.n) {
+        previous_wait();
         return;
     }
-    bool value = head >= heads;
-    bf16 *out = (value ? p.values : p.keys) + cache_offset(p.step.slot_mapping[token],
-                                                           head - (value ? heads : p.n_heads),
-                                                           p.n_kv_heads, p.head_dim);
-    if (value)
-        copy_head(in, p.head_dim, out);
-    else
-        rope_head(in, rope, p.k_norm, p.head_dim, p.eps, out);
+    /* the step's numbers came before its first kernel */
+    int32_t slot = p.step.slot_mapping[token];
+    const float *rope =
+        p.step.rope +
+        (int64_t)(p.step.rope_by_position ? p.step.positions[token] : token) * p.head_dim;
+    previous_wait();
+    for (int32_t j = N * lane; j - N * lane < half; j += 32 * N) {
+        float cosine[N], sine[N], a[HEADS][N], b[HEADS][N];
+        bool on = j < half;
+        if (on) {
+            load_values<N>(rope + j, cosine);
+            load_values<N>(rope + half + j, sine);
+        }
+#pragma unroll
+        for (int k = 0; k < HEADS; k++) {
+            if (!on || first + k >= all) continue;
+            struct head h = find_head(p, token, first + k, slot);
+            load_values<N>(h.in + j, a[k]);
+            load_values<N>(h.in + half + j, b[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < HEADS; k++) {
+            if (first + k >= all) break;
+            struct head h = find_head(p, token, first + k, slot);
+            float scale = h.norm ? head_scale(h.in, p.head_dim, p.eps) : 1;
+            if (!on) continue;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float low = a[k][i], high = b[k][i];
+                if (h.norm)
+                    low = low * scale * h.norm[j + i], high = high * scale * h.norm[half + j + i];
+                if (h.turned) rotate(low, high, cosine[i], sine[i], &low, &high);
+                a[k][i] = low, b[k][i] = high;
+            }
+            store_values<N>(h.out + j, a[k]);
+            store_values<N>(h.out + half + j, b[k]);
+        }
+    }
 }
 
 void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, int32_t n)
@@ -138,13 +212,16 @@ void rows_rope_store(struct backend *b, int32_t layer, const struct layer *w, in
                            b->q,
                            cache_of(b, layer, 0),
                            cache_of(b, layer, 1),
+                           n,
                            s->n_heads,
                            s->n_kv_heads,
                            s->head_dim,
                            s->norm_eps};
-    int heads = s->n_heads + 2 * s->n_kv_heads;
-    dim3 grid((unsigned)n, (unsigned)((heads + HEADS - 1) / HEADS));
-    launch_next(b, "RoPE and the cache store", rope_store_kernel, grid, 32 * HEADS, 0, p);
+    int64_t warps = (int64_t)n * ((s->n_heads + 2 * s->n_kv_heads + HEADS - 1) / HEADS);
+    launch_next(b, "RoPE and the cache store",
+                s->head_dim % 4 ? rope_store_kernel<1> : rope_store_kernel<2>,
+                dim3((unsigned)((warps + ROPE_THREADS / 32 - 1) / (ROPE_THREADS / 32))),
+                ROPE_THREADS, 0, p);
 }
 
 enum { COPY_BLOCKS = 512, COPY_THREADS = 128 };

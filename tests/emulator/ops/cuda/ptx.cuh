@@ -119,35 +119,60 @@ static inline uint4 load_shared(uint32_t address)
     return v;
 }
 
-/* A barrier in shared memory: how many copies have come. They come at once. */
-static inline void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+/* What a barrier in shared memory holds. Copies come at once. */
+struct shared_barrier {
+    uint16_t count, missing;
+    uint32_t phases; /* that have ended */
+};
+
+static inline void barrier_init(uint64_t *barrier, uint32_t count)
 {
-    memcpy(to, from, bytes);
-    ++*barrier;
+    *(shared_barrier *)barrier = {(uint16_t)count, (uint16_t)count, 0};
 }
 
-static inline bool has_come(const uint64_t *barrier, uint32_t parity)
+static inline void barriers_ready()
 {
-    return (*barrier & 1) != parity;
 }
 
-static inline void wait_copy(uint32_t barrier, uint32_t parity)
+static inline void barrier_arrive(uint64_t *barrier)
 {
-    const uint64_t *at = (const uint64_t *)at_shared(barrier);
-    emulator::wait([=] { return has_come(at, parity); });
+    shared_barrier *b = (shared_barrier *)barrier;
+    if (--b->missing > 0) return;
+    b->missing = b->count;
+    b->phases++;
 }
 
-static inline void arrive_copy(uint32_t barrier)
+static inline void barrier_wait(const uint64_t *barrier, uint32_t parity)
 {
-    ++*(uint64_t *)at_shared(barrier);
+    const volatile shared_barrier *b = (const volatile shared_barrier *)barrier;
+    emulator::wait([=] { return (b->phases & 1) != parity; });
 }
 
-static inline void arrival_begin(uint64_t *barrier)
+static inline bool has_come(uint32_t barrier, uint32_t parity)
 {
-    *barrier = 0;
+    return (((shared_barrier *)at_shared(barrier))->phases & 1) != parity;
 }
-static inline void arrivals_begun()
+
+static inline void barrier_arrive(uint32_t barrier)
 {
+    barrier_arrive((uint64_t *)at_shared(barrier));
+}
+
+static inline void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    barrier_wait((const uint64_t *)at_shared(barrier), parity);
+}
+
+static inline void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    (void)bytes;
+    barrier_arrive(barrier);
+}
+
+static inline void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    (void)barrier;
+    memcpy(at_shared(to), from, bytes);
 }
 
 static inline void previous_wait()
