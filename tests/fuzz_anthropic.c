@@ -84,12 +84,12 @@ static void check_answer(const uint8_t *data, size_t size)
                               .text = (const char *)data + at,
                               .text_size = step < size - at ? step : size - at};
         openai_answer_add(&answer, &event);
-        anthropic_stream_write(&stream, &reply, &out);
+        anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
         require(!stream.ended && stream.sent == answer.n_deltas);
     }
     linnet_event end = {.type = LINNET_EVENT_FINISHED, .text = "", .finish = LINNET_FINISH_STOP};
     openai_answer_add(&answer, &end);
-    anthropic_stream_write(&stream, &reply, &out);
+    anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
     require(stream.ended && stream.block == ANTHROPIC_BLOCK_NONE && !out.failed);
     anthropic_message(&reply, &whole);
     require(!whole.failed && whole.data[0] == '{' && whole.data[whole.size - 1] == '}');

@@ -74,7 +74,7 @@ static void assert_message(const char *expected)
 static void assert_events(struct anthropic_stream *stream, const char *expected)
 {
     struct strbuf out = {0};
-    anthropic_stream_write(stream, &reply, &out);
+    anthropic_stream_write(stream, &reply, SIZE_MAX, &out);
     assert_written(&out, expected);
     strbuf_free(&out);
 }
@@ -206,7 +206,7 @@ static void thinking(void **state)
     assert_int_equal(answer.reasoning_tokens, 1);
     finish(LINNET_FINISH_LENGTH, 0, NULL);
     struct strbuf out = {0};
-    anthropic_stream_write(&stream, &reply, &out);
+    anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
     assert_non_null(strstr(out.data, THINKING_DELTA("0", "so") SIGNATURE("0") CLOSE("0")));
     strbuf_free(&out);
 }
@@ -371,10 +371,10 @@ static void streams_add_up(void **state)
                     char piece[16];
                     snprintf(piece, step + 1, "%s", texts[i] + at);
                     add(piece);
-                    if (often) anthropic_stream_write(&stream, &reply, &out);
+                    if (often) anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
                 }
                 finish(LINNET_FINISH_STOP, 0, NULL);
-                anthropic_stream_write(&stream, &reply, &out);
+                anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
                 anthropic_message(&reply, &whole);
                 json_t *sum = accumulate(out.data), *message = read_json(whole.data);
                 char *a = json_dumps(sum, JSON_SORT_KEYS), *b = json_dumps(message, JSON_SORT_KEYS);

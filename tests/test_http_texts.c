@@ -117,7 +117,10 @@ static void await_waiting(struct site *site, int n)
     for (double end = clock_seconds() + 20; found != n && clock_seconds() < end; usleep(1000)) {
         pthread_mutex_lock(&site->server->mutex);
         found = 0;
-        for (struct exchange *x = site->server->long_jobs.first; x; x = x->next_job) found++;
+        for (int i = 0; i < N_JOBS; i++) {
+            struct exchange *x = site->server->long_jobs[i].first;
+            for (; x; x = x->next_job) found++;
+        }
         pthread_mutex_unlock(&site->server->mutex);
     }
     assert_int_equal(found, n);

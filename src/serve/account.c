@@ -8,19 +8,26 @@
 /* About what these take while a reply is made: as JSON values and as text. */
 enum { CHOICE_BYTES = 1024, ID_BYTES = 48, LOGPROB_BYTES = 1024, TEXT_TIMES = 4 };
 
-/* For a guess: an answer without max_tokens; what a token takes besides. */
-enum { USUAL_ANSWER = 4096, TOKEN_BYTES = 128 };
+/* Who has a part of what there is: those with a share for a request that is read, or its reply. */
+static void count_sharing(struct exchange *x, const atomic_size_t *share, size_t before, size_t now)
+{
+    if (share != &x->reply_held) return;
+    if (!before && now) atomic_fetch_add(&x->server->n_sharing, 1);
+    if (before && !now) atomic_fetch_sub(&x->server->n_sharing, 1);
+}
 
 bool account_add(struct exchange *x, atomic_size_t *share, size_t n)
 {
     struct server *s = x->server;
-    atomic_fetch_add(share, n);
+    size_t before = atomic_fetch_add(share, n);
+    count_sharing(x, share, before, before + n);
     return atomic_fetch_add(&s->held_bytes, n) + n <= (size_t)s->options.max_memory;
 }
 
 void account_set(struct exchange *x, atomic_size_t *share, size_t n)
 {
     size_t before = atomic_exchange(share, n);
+    count_sharing(x, share, before, n);
     if (n >= before)
         atomic_fetch_add(&x->server->held_bytes, n - before);
     else
@@ -30,9 +37,15 @@ void account_set(struct exchange *x, atomic_size_t *share, size_t n)
 bool account_is_greedy(struct exchange *x)
 {
     struct server *s = x->server;
-    size_t most = (size_t)s->options.max_memory, n = (size_t)atomic_load(&s->n_working);
+    size_t most = (size_t)s->options.max_memory, n = (size_t)atomic_load(&s->n_sharing);
     size_t mine = atomic_load(&x->reply_held) + atomic_load(&x->out_held);
     return atomic_load(&s->held_bytes) > most && mine > most / (n ? n : 1);
+}
+
+bool account_is_too_large(struct exchange *x)
+{
+    size_t mine = atomic_load(&x->reply_held) + atomic_load(&x->out_held);
+    return mine > (size_t)x->server->options.max_memory;
 }
 
 size_t account_request(const struct exchange *x)
@@ -44,11 +57,17 @@ size_t account_request(const struct exchange *x)
     return n;
 }
 
-size_t account_event(const linnet_event *e)
+size_t account_event(const struct exchange *x, const linnet_event *e)
 {
-    size_t token = sizeof(struct openai_token) + sizeof(struct openai_delta);
-    if (e->type != LINNET_EVENT_TOKEN) token = 0;
-    return token + 2 * e->text_size + e->n_top * sizeof *e->top;
+    const struct openai_request *r = &x->request;
+    size_t tokens = e->type == LINNET_EVENT_TOKEN;
+    size_t n = tokens * (sizeof(struct openai_token) + sizeof(struct openai_delta)) +
+               2 * e->text_size + e->n_top * sizeof *e->top;
+    if (r->stream) return n;
+    n += TEXT_TIMES * e->text_size; /* and of the reply, as account_reply */
+    if (r->return_token_ids) n += ID_BYTES * tokens;
+    if (r->request.want_logprobs) n += LOGPROB_BYTES * (tokens + e->n_top);
+    return n;
 }
 
 size_t account_reply(const struct exchange *x)
@@ -73,12 +92,23 @@ size_t account_debug(const struct exchange *x)
     return r->debug ? n : 0;
 }
 
-size_t account_logprobs(const struct exchange *x)
+const char *account_reason(const struct exchange *x)
 {
-    const linnet_request *r = &x->request.request;
-    size_t room = (size_t)x->server->plan.max_model_len, most = (size_t)r->max_tokens;
-    if (!r->want_logprobs) return 0;
-    if (!most) most = USUAL_ANSWER;
-    if (most > room) most = room;
-    return x->n_answers * most * (1 + (size_t)r->logprobs) * (LOGPROB_BYTES + TOKEN_BYTES);
+    const struct openai_request *r = &x->request;
+    size_t echo = 0, ids = 0, n = (size_t)r->request.n;
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        echo += n * TEXT_TIMES * r->prompts[i].text_size;
+        if (r->return_token_ids) ids += n * ID_BYTES * r->prompts[i].n;
+    }
+    const struct {
+        const char *field;
+        size_t bytes;
+    } reasons[] = {{"n", x->n_answers * (CHOICE_BYTES + sizeof *x->answers)},
+                   {"echo", echo},
+                   {"return_token_ids", ids},
+                   {"debug", account_debug(x)}};
+    size_t most = 0;
+    for (size_t i = 1; i < sizeof reasons / sizeof *reasons; i++)
+        if (reasons[i].bytes > reasons[most].bytes) most = i;
+    return reasons[most].field;
 }

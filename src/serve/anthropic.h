@@ -77,10 +77,11 @@ struct anthropic_stream {
 /*
  * Appends all events that are due: message_start and ping with the first call, what the answer has
  * grown by, and at its end message_delta and message_stop, or error if there is no message. From
- * then on `ended` is set and nothing more is written. Neighbouring deltas go as one.
+ * then on `ended` is set and nothing more is written. Neighbouring deltas go as one, up to `most`
+ * at a time; once out has `most` bytes it stops. False: more waits.
  */
-void anthropic_stream_write(struct anthropic_stream *stream, const struct anthropic_reply *reply,
-                            struct strbuf *out);
+bool anthropic_stream_write(struct anthropic_stream *stream, const struct anthropic_reply *reply,
+                            size_t most, struct strbuf *out);
 
 /* An event that says nothing, to keep a connection awake: between any two writes. */
 void anthropic_stream_ping(struct strbuf *out);

@@ -290,17 +290,20 @@ static void write_end(struct anthropic_stream *s, const struct anthropic_reply *
     s->ended = true;
 }
 
-void anthropic_stream_write(struct anthropic_stream *stream, const struct anthropic_reply *reply,
-                            struct strbuf *out)
+bool anthropic_stream_write(struct anthropic_stream *stream, const struct anthropic_reply *reply,
+                            size_t most, struct strbuf *out)
 {
     const struct openai_answer *a = reply->answer;
-    if (stream->ended) return;
+    if (stream->ended) return true;
     if (!stream->begun) write_start(reply, out);
     stream->begun = true;
     while (stream->sent < a->n_deltas) {
         size_t end = openai_delta_join(a, stream->sent);
+        if (out->size >= most) return false;
+        if (end - stream->sent > most) end = stream->sent + most;
         write_run(stream, a, stream->sent, end, out);
         stream->sent = end;
     }
     if (a->finish != LINNET_FINISH_NONE) write_end(stream, reply, out);
+    return true;
 }

@@ -80,6 +80,7 @@ void exchange_cancel(struct exchange *x, bool gone)
     linnet_engine *engine = atomic_load(&x->server->engine);
     pthread_mutex_lock(&x->mutex);
     if (gone) x->gone = true;
+    x->cancelled = true;
     size_t n = x->submissions && x->n_finished < x->n_answers ? x->request.n_prompts : 0;
     for (size_t i = 0; i < n; i++)
         if (x->submissions[i].id && x->submissions[i].n_left > 0)
@@ -190,6 +191,7 @@ void reply_stopping(struct exchange *x)
 
 void reply_crowded(struct exchange *x)
 {
+    atomic_store(&x->server->crowded_at, clock_seconds());
     x->retry_after = 1;
     reply_error(x, 503, "unavailable_error", NULL,
                 "requests and replies take too much memory at once: ask again in a second");

@@ -76,6 +76,7 @@ void generate_give_way(struct exchange *x)
 {
     pthread_mutex_lock(&x->mutex);
     x->crowded = true;
+    x->too_large = account_is_too_large(x);
     pthread_mutex_unlock(&x->mutex);
     exchange_cancel(x, false);
 }
@@ -83,8 +84,15 @@ void generate_give_way(struct exchange *x)
 void generate_cancelled(struct exchange *x, linnet_error *why)
 {
     pthread_mutex_lock(&x->mutex);
-    bool crowded = x->crowded;
+    bool crowded = x->crowded, too_large = x->too_large;
     pthread_mutex_unlock(&x->mutex);
+    if (too_large) { /* as often as it is asked for */
+        error_set(why, LINNET_INVALID,
+                  "the answer with its reply takes more than the %lld MiB of memory that there are "
+                  "for all: ask for a stream, or lower n, max_tokens or top_logprobs",
+                  (long long)x->server->options.max_memory >> 20);
+        return;
+    }
     error_set(why, LINNET_CANCELLED, "%s",
               crowded ? "requests and replies take too much memory at once: ask again later"
                       : "the server is shutting down: ask again later");
@@ -100,7 +108,7 @@ static void on_event(void *user, const linnet_event *e)
     pthread_mutex_lock(&x->mutex);
     size_t choice = sub->index * (size_t)x->request.request.n + (size_t)e->choice;
     openai_answer_add(&x->answers[choice], e);
-    account_add(x, &x->reply_held, account_event(e));
+    account_add(x, &x->reply_held, account_event(x, e));
     if (e->type == LINNET_EVENT_TOKEN) measure_token(x, choice, now);
     if (finished) {
         x->n_finished++;
@@ -204,9 +212,9 @@ static linnet_status submit(struct exchange *x, size_t i, linnet_error *err)
     }
     pthread_mutex_lock(&x->mutex);
     sub->id = id;
-    bool gone = x->gone;
+    bool cancelled = x->cancelled;
     pthread_mutex_unlock(&x->mutex);
-    if (gone) linnet_engine_cancel(engine, id);
+    if (cancelled) linnet_engine_cancel(engine, id);
     return LINNET_OK;
 }
 
@@ -232,7 +240,7 @@ static void submit_all(struct exchange *x)
     x->submitted = true;
     bool all = x->n_finished == x->n_answers;
     pthread_mutex_unlock(&x->mutex);
-    if (all && !stream) generate_reply(x);
+    if (all && !stream) exchange_work(x); /* a long reply waits for its turn */
 }
 
 /* Places for the answers; from here on the connection thread may look at them. */
@@ -283,24 +291,16 @@ static bool fits(struct exchange *x)
 /* What is known beforehand of a request's memory, and of its reply's if that is not a stream. */
 static bool fits_memory(struct exchange *x)
 {
-    size_t limit = (size_t)x->server->options.max_memory, logprobs = 0, known = account_request(x);
-    if (!x->request.stream) {
-        x->reply_known = account_reply(x);
-        known += x->reply_known;
-        logprobs = account_logprobs(x);
-    } else {
-        known += account_debug(x); /* it comes at the end, as a whole */
-    }
-    if (known + logprobs > limit) {
-        const char *names[] = {"top_logprobs", "logprobs"};
+    size_t limit = (size_t)x->server->options.max_memory, known = account_request(x);
+    known += x->request.stream ? account_debug(x) /* it comes at the end, as a whole */
+                               : account_reply(x);
+    if (known > limit) {
         struct openai_fault fault = {0};
         error_set(&fault.error, LINNET_INVALID,
-                  "the reply may take %zu MiB of memory and the limit is %zu: ask for a stream, "
-                  "lower n, max_tokens or top_logprobs, or leave out echo, return_token_ids and "
-                  "debug",
-                  (known + logprobs) >> 20, limit >> 20);
-        snprintf(fault.field, sizeof fault.field, "%s",
-                 logprobs > known ? names[x->request.endpoint == OPENAI_COMPLETIONS] : "n");
+                  "the reply takes %zu MiB of memory and the limit is %zu: ask for a stream, lower "
+                  "n, or leave out echo, return_token_ids and debug",
+                  known >> 20, limit >> 20);
+        snprintf(fault.field, sizeof fault.field, "%s", account_reason(x));
         reply_fault(x, &fault);
         return false;
     }
@@ -489,12 +489,8 @@ void generate_reply(struct exchange *x)
         linnet_error err = a->error;
         if (openai_answer_is_good(a)) continue;
         if (a->finish == LINNET_FINISH_CANCELLED) generate_cancelled(x, &err);
+        drop_answers(x);
         reply_status(x, &err);
-        return;
-    }
-    account_add(x, &x->reply_held, account_reply(x) - x->reply_known);
-    if (account_is_greedy(x)) {
-        reply_crowded(x);
         return;
     }
     const char *model_name = x->request.model ? x->request.model : route_name(x->server);

@@ -133,6 +133,8 @@ static enum MHD_Result send_reply(struct exchange *x)
     if (x->fixed) return send_response(x, x->status, fixed_response(x));
     x->reply = (struct strbuf){0};
     account_set(x, &x->reply_held, account_request(x) + text.capacity); /* until it is sent */
+    x->reply_size = text.size;
+    x->last_sent = clock_seconds();
     struct peer *peer = peer_of(x->connection);
     if (peer) /* what it holds is everybody's: nobody may keep it for ever */
         peer->deadline = clock_seconds() + x->server->options.stall_s +

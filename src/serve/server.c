@@ -20,23 +20,25 @@
 static const double farewell_s = 1;
 static const double tick_s = 0.25;
 
+/* How long after somebody was refused for want of memory others are hurried. */
+static const double crowded_for_s = 2;
+
 /* ---- handing exchanges from thread to thread ------------------------------------------------ */
 
 void exchange_work(struct exchange *x)
 {
     struct server *s = x->server;
-    bool answered = atomic_load(&x->stage) == STAGE_WAITING; /* goes before new requests */
+    bool answered = atomic_load(&x->stage) == STAGE_WAITING;
     bool is_long = answered ? account_reply(x) > LONG_REPLY : x->body.size > LONG_BODY;
-    struct jobs *jobs = is_long ? &s->long_jobs : &s->jobs;
+    struct jobs *jobs = &(is_long ? s->long_jobs : s->jobs)[answered ? JOB_REPLY : JOB_REQUEST];
     exchange_hold(x);
     pthread_mutex_lock(&s->mutex);
-    x->next_job = answered ? jobs->first : NULL;
-    if (!jobs->first)
-        jobs->first = jobs->last = x;
-    else if (answered)
-        jobs->first = x;
+    x->next_job = NULL;
+    if (jobs->first)
+        jobs->last->next_job = x;
     else
-        jobs->last = jobs->last->next_job = x;
+        jobs->first = x;
+    jobs->last = x;
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->mutex);
 }
@@ -72,8 +74,10 @@ void exchange_wake(struct exchange *x)
  * none is read any more. */
 static struct exchange *take_job(struct server *s, bool *is_long)
 {
-    *is_long = s->long_jobs.first && (!s->long_job || atomic_load(&s->stopping));
-    struct jobs *jobs = *is_long ? &s->long_jobs : &s->jobs;
+    *is_long = (s->long_jobs[JOB_REPLY].first || s->long_jobs[JOB_REQUEST].first) &&
+               (!s->long_job || atomic_load(&s->stopping));
+    struct jobs *jobs = *is_long ? s->long_jobs : s->jobs;
+    if (!jobs[JOB_REPLY].first) jobs++;
     struct exchange *x = jobs->first;
     if (x) jobs->first = x->next_job;
     if (*is_long) s->long_job = true;
@@ -140,6 +144,20 @@ static void resume_ready(struct server *s)
     pthread_mutex_unlock(&s->mutex);
 }
 
+/* While there is too little memory for all, who takes what it has more slowly than a good network
+ * gives it has it no longer. */
+static void cut_off_slow(struct server *s, double now)
+{
+    enum { TIMES = 16 }; /* the least rate otherwise */
+    for (struct exchange *x = s->exchanges; x; x = x->next) {
+        if (atomic_load(&x->stage) != STAGE_SENT) continue;
+        double time = s->options.crowded_s, size = (double)x->reply_size;
+        if (x->request.stream && x->out_sent == x->out.size) continue; /* it waits for the engine */
+        if (!x->request.stream) time += size / (TIMES * s->options.reply_slowest);
+        if (now - x->last_sent >= time) shutdown(x->socket, SHUT_RDWR);
+    }
+}
+
 /* What happens because time goes by: pings, and clients that are late. */
 static void tick(struct server *s, double now)
 {
@@ -152,6 +170,7 @@ static void tick(struct server *s, double now)
         x->ping_due = true;
         http_resume(x);
     }
+    if (now - atomic_load(&s->crowded_at) < crowded_for_s) cut_off_slow(s, now);
     for (struct peer *p = s->peers; p; p = p->next) {
         if (now < p->deadline) continue;
         p->deadline = INFINITY;
@@ -284,6 +303,7 @@ static linnet_status copy_options(struct server *s, const struct server_options 
     if (o->body_s <= 0) o->body_s = 30;
     if (o->stall_s <= 0) o->stall_s = 120;
     if (o->reply_slowest <= 0) o->reply_slowest = 64 << 10;
+    if (o->crowded_s <= 0) o->crowded_s = 5;
     if (o->ping_s <= 0) o->ping_s = 15;
     if (o->stopped_s <= 0) o->stopped_s = 120;
     return failed ? error_set(err, LINNET_MEMORY, "out of memory: the server's options")
@@ -345,6 +365,7 @@ linnet_status server_start(const struct server_options *options, int fd, struct 
     s->listen_fd = fd;
     s->epoll_fd = s->wake_fd = -1;
     s->mean_answer = 128;
+    atomic_init(&s->crowded_at, -INFINITY);
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->work, NULL);
     pthread_condattr_t monotonic;
@@ -441,8 +462,10 @@ void server_free(struct server *s)
         next = x->next_ready;
         exchange_release(x);
     }
-    release_jobs(&s->jobs);
-    release_jobs(&s->long_jobs);
+    for (int i = 0; i < N_JOBS; i++) {
+        release_jobs(&s->jobs[i]);
+        release_jobs(&s->long_jobs[i]);
+    }
     if (s->epoll_fd >= 0) close(s->epoll_fd);
     if (s->wake_fd >= 0) close(s->wake_fd);
     if (s->listen_fd >= 0) close(s->listen_fd);

@@ -45,6 +45,8 @@ struct server_options {
     double body_s;        /* 30: the body must be there, and a second more for each KiB of it */
     double stall_s;       /* 120: a client that takes nothing for so long is cut off */
     double reply_slowest; /* 65536 bytes a second, after stall_s: at which a whole reply is taken */
+    double crowded_s;     /* 5: what stall_s is while requests are refused for want of memory, at 16
+                             times reply_slowest */
     double ping_s;        /* 15: a comment in a stream that has nothing else to say */
     double stopped_s;     /* 120: an engine that takes no step for so long is unhealthy */
 

@@ -74,6 +74,9 @@ struct jobs {
     struct exchange *first, *last;
 };
 
+/* Answers that are there go before new requests. */
+enum job_kind { JOB_REPLY, JOB_REQUEST, N_JOBS };
+
 struct exchange {
     struct server *server;
     atomic_int n_holders;
@@ -94,7 +97,6 @@ struct exchange {
     size_t body_seen;        /* all that came of it */
     atomic_size_t body_held; /* its shares of server->held_bytes, */
     atomic_size_t reply_held, out_held;
-    size_t reply_known; /* of account_reply, before there were answers */
     bool body_refused;
 
     _Atomic enum stage stage;
@@ -119,7 +121,8 @@ struct exchange {
     struct cursor *cursors; /* [n_answers] */
     linnet_error failure;   /* of the first answer that failed; its event ends the stream */
     struct anthropic_stream messages; /* in its place where the route is anthropic */
-    double last_sent;
+    double last_sent;                 /* of a whole reply: when it began */
+    size_t reply_size;
 
     pthread_mutex_t mutex; /* guards what follows */
     struct openai_answer *answers;
@@ -127,8 +130,9 @@ struct exchange {
     bool submitted;     /* all of it */
     double *last_token; /* [n_answers] when the newest came */
     double first_token;
-    bool gone;    /* the client is */
-    bool crowded; /* cancelled for want of memory */
+    bool gone;               /* the client is */
+    bool cancelled;          /* whatever of it is submitted yet */
+    bool crowded, too_large; /* cancelled for want of memory; which it alone wants */
     int preemptions;
 };
 
@@ -165,16 +169,19 @@ struct server {
     linnet_plan plan;
     _Atomic(linnet_engine *) engine;
     atomic_bool draining, failed;
-    atomic_bool stopping;     /* what has not begun is refused */
-    atomic_int n_working;     /* exchanges at work */
-    atomic_size_t held_bytes; /* by requests and replies, see account.c */
+    atomic_bool stopping;      /* what has not begun is refused */
+    atomic_int n_working;      /* exchanges at work */
+    atomic_size_t held_bytes;  /* by requests and replies, see account.c, */
+    atomic_int n_sharing;      /* and by how many */
+    _Atomic double crowded_at; /* when somebody was refused for want of memory */
 
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t work, idle;
     struct exchange *ready, *ready_last;
-    struct jobs jobs, long_jobs; /* the latter have long bodies, or will have long replies */
-    bool long_job;               /* one of them is with a worker */
-    int n_busy;                  /* workers */
+    struct jobs jobs[N_JOBS], long_jobs[N_JOBS]; /* the latter have long bodies, or will have
+                                                    long replies */
+    bool long_job;                               /* one of them is with a worker */
+    int n_busy;                                  /* workers */
     bool workers_stop;
     int32_t n_queued, n_live; /* prompts not begun; prompts not finished */
     int64_t queued_tokens, live_tokens;
@@ -225,14 +232,16 @@ void account_set(struct exchange *x, atomic_size_t *share, size_t n);
 bool account_is_greedy(struct exchange *x);
 /* The parsed request and its empty answers. */
 size_t account_request(const struct exchange *x);
-/* What an answer grows by. */
-size_t account_event(const linnet_event *event);
+/* By itself it has more than all may have together. */
+bool account_is_too_large(struct exchange *x);
+/* What an answer grows by, and its reply if that is made as a whole. */
+size_t account_event(const struct exchange *x, const linnet_event *event);
 /* At most, while the whole reply is made of the answers that there are. */
 size_t account_reply(const struct exchange *x);
 /* Of that, what `debug` takes, which a stream has at its end too. */
 size_t account_debug(const struct exchange *x);
-/* What log-probabilities may add to that. */
-size_t account_logprobs(const struct exchange *x);
+/* The field that makes most of what is known of a request beforehand. */
+const char *account_reason(const struct exchange *x);
 
 /* ---- http.c ---- */
 

@@ -42,6 +42,7 @@ static void write_chunk(struct exchange *x, json_t *choice)
 /* What is new in an answer: its text and tokens as an answer of their own, of a chat also the
  * deltas that the text has become. */
 enum { LOOK_TOKENS = 256, LOOK_BYTES = 64 << 10 }; /* of a choice at a time; of all, about */
+enum { LOOK_MESSAGES = 4 << 10 };
 
 struct fresh {
     struct openai_answer answer;
@@ -208,18 +209,20 @@ static void write_end(struct exchange *x)
     x->stream_ended = true;
 }
 
-/* The same in the form of the Anthropic API, which has one answer. */
-static void look_for_messages(struct exchange *x)
+/* The same in the form of the Anthropic API, which has one answer. Written under the mutex, so not
+ * too much at a time. */
+static bool look_for_messages(struct exchange *x)
 {
     struct anthropic_reply reply = {x->id,
                                     x->request.model ? x->request.model : route_name(x->server),
                                     &x->request, x->answers};
     pthread_mutex_lock(&x->mutex);
-    anthropic_stream_write(&x->messages, &reply, &x->out);
+    bool all = anthropic_stream_write(&x->messages, &reply, LOOK_MESSAGES, &x->out);
     linnet_finish finish = x->answers->finish;
     pthread_mutex_unlock(&x->mutex);
     x->stream_ended = x->messages.ended;
     if (x->stream_ended && finish == LINNET_FINISH_NONE) exchange_cancel(x, false);
+    return all || x->out.failed;
 }
 
 /* Formats what has come of a choice; false: more of it waits. */
@@ -242,10 +245,7 @@ static bool look_at_choice(struct exchange *x, size_t i)
 static bool look(struct exchange *x)
 {
     bool all = true;
-    if (x->route->messages) {
-        look_for_messages(x);
-        return true;
-    }
+    if (x->route->messages) return look_for_messages(x);
     for (size_t n = 0; n < x->n_answers && x->out.size < LOOK_BYTES; n++) {
         all &= look_at_choice(x, x->next_choice);
         x->next_choice = (x->next_choice + 1) % x->n_answers;
