@@ -74,22 +74,23 @@ static void check_answer(const uint8_t *data, size_t size)
                                      .one_call = data[0] & 1,
                                      .in_reasoning = data[0] & 2};
     struct openai_answer answer = {0};
-    struct anthropic_reply reply = {"msg_1", "m", &request, &answer};
+    struct anthropic_reply reply = {"msg_1", "m", &request, &answer, NULL};
     struct anthropic_stream stream = {0};
     struct strbuf out = {0}, whole = {0};
-    size_t step = 1 + data[0] / 4 % 16;
+    size_t step = 1 + data[0] / 4 % 16, most = data[0] & 64 ? SIZE_MAX : 1 + data[0] % 64 * 8;
     openai_answer_start(&answer, &request);
     for (size_t at = 0; at < size; at += step) {
         linnet_event event = {.type = LINNET_EVENT_TOKEN,
                               .text = (const char *)data + at,
                               .text_size = step < size - at ? step : size - at};
         openai_answer_add(&answer, &event);
-        anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
+        while (!anthropic_stream_write(&stream, &reply, most, &out)) strbuf_clear(&out);
         require(!stream.ended && stream.sent == answer.n_deltas);
     }
     linnet_event end = {.type = LINNET_EVENT_FINISHED, .text = "", .finish = LINNET_FINISH_STOP};
     openai_answer_add(&answer, &end);
-    anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
+    strbuf_clear(&out);
+    while (!anthropic_stream_write(&stream, &reply, most, &out)) strbuf_clear(&out);
     require(stream.ended && stream.block == ANTHROPIC_BLOCK_NONE && !out.failed);
     anthropic_message(&reply, &whole);
     require(!whole.failed && whole.data[0] == '{' && whole.data[whole.size - 1] == '}');

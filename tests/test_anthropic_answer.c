@@ -70,6 +70,19 @@ static void assert_message(const char *expected)
     strbuf_free(&out);
 }
 
+/* Writes what is due, so much at a time. */
+static void write_due(struct anthropic_stream *stream, size_t most, struct strbuf *out)
+{
+    bool all;
+    do {
+        struct strbuf piece = {0};
+        all = anthropic_stream_write(stream, &reply, most, &piece);
+        assert_true(all || piece.size > 0);
+        strbuf_append(out, piece.data, piece.size);
+        strbuf_free(&piece);
+    } while (!all);
+}
+
 /* Writes what is due and compares just that. */
 static void assert_events(struct anthropic_stream *stream, const char *expected)
 {
@@ -363,7 +376,10 @@ static void streams_add_up(void **state)
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         for (size_t step = 1; step < 9; step += step < 3 ? 1 : 5) {
-            for (int often = 0; often < 2; often++) {
+            for (int way = 0; way < 6; way++) {
+                static const size_t mosts[] = {SIZE_MAX, 100, 1};
+                size_t most = mosts[way / 2];
+                bool often = way % 2;
                 struct anthropic_stream stream = {0};
                 struct strbuf out = {0}, whole = {0};
                 start(tool_prompt, TOOLS);
@@ -371,10 +387,10 @@ static void streams_add_up(void **state)
                     char piece[16];
                     snprintf(piece, step + 1, "%s", texts[i] + at);
                     add(piece);
-                    if (often) anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
+                    if (often) write_due(&stream, most, &out);
                 }
                 finish(LINNET_FINISH_STOP, 0, NULL);
-                anthropic_stream_write(&stream, &reply, SIZE_MAX, &out);
+                write_due(&stream, most, &out);
                 anthropic_message(&reply, &whole);
                 json_t *sum = accumulate(out.data), *message = read_json(whole.data);
                 char *a = json_dumps(sum, JSON_SORT_KEYS), *b = json_dumps(message, JSON_SORT_KEYS);
@@ -454,6 +470,16 @@ static void failing_streams(void **state)
                   START(USAGE("0"))
                       ERROR("overloaded_error",
                             "the answer was cancelled, as when the server stops: ask again later"));
+
+    linnet_error why = {.status = LINNET_INVALID, .message = "it takes too much memory"};
+    stream = (struct anthropic_stream){0};
+    reply.why = &why;
+    assert_events(&stream,
+                  START(USAGE("0")) ERROR("invalid_request_error", "it takes too much memory"));
+    why.status = LINNET_CANCELLED;
+    stream = (struct anthropic_stream){0};
+    assert_events(&stream, START(USAGE("0")) ERROR("overloaded_error", "it takes too much memory"));
+    reply.why = NULL;
 
     struct strbuf out = {0};
     stream = (struct anthropic_stream){0};

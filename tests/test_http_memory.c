@@ -219,8 +219,51 @@ static void slow_streams(void **state)
     close_site();
 }
 
+/* Until all but this has come back. */
+static void await_held(size_t rest)
+{
+    for (double end = clock_seconds() + 20; held() > rest && clock_seconds() < end;) usleep(1000);
+    assert_int_equal(held(), rest);
+}
+
+/* So does one who has stopped reading a stream, once others find no room. */
+static void stalled_streams(void **state)
+{
+    (void)state;
+    enum { N = 64, WORDS = 1200, MEMORY = 1 << 20, OTHERS = 800 << 10, SHARING = 7 };
+    struct server_options options = {.max_memory = MEMORY, .crowded_s = 1};
+    site_open(&site, "127.0.0.1", &options);
+    site_load(&site, 4);
+    struct strbuf body = repeated("{\"prompt\":\"", "<|endoftext|>", WORDS,
+                                  "\",\"echo\":true,\"max_tokens\":1,\"n\":64,\"stream\":true}");
+    int fd = slow_client(2048);
+    client_ask(fd, "POST", completions, "", strbuf_cstr(&body));
+    strbuf_free(&body);
+    linnet_stats stats = {.generated_tokens = 0};
+    for (double end = clock_seconds() + 60; clock_seconds() < end; usleep(1000)) {
+        linnet_engine_get_stats(site.engine, &stats);
+        if (stats.generated_tokens == N) break;
+    }
+    usleep(2000000); /* for longer than crowded_s it takes nothing, and nobody minds */
+    assert_true(held() > 0);
+    atomic_fetch_add(&site.server->held_bytes, OTHERS);
+    atomic_fetch_add(&site.server->n_sharing, SHARING);
+    struct strbuf large = repeated("{\"prompt\":\"", "x y z ", 10000, "\"}");
+    for (double end = clock_seconds() + 20; held() > OTHERS && clock_seconds() < end;) {
+        ask(&site, "POST", tokenize, strbuf_cstr(&large), &a);
+        assert_status(&a, 503);
+        usleep(100000);
+    }
+    assert_int_equal(held(), OTHERS);
+    atomic_fetch_sub(&site.server->held_bytes, OTHERS);
+    atomic_fetch_sub(&site.server->n_sharing, SHARING);
+    strbuf_free(&large);
+    close(fd);
+    close_site();
+}
+
 /* An answer that grows beyond what there is ends, streamed or not. */
-static void grow_too_much(int status, const char *message)
+static void grow_too_much(size_t others, int status, const char *message)
 {
     static const char body[] = "{\"prompt\":[40],\"max_tokens\":20000,\"ignore_eos\":true%s}";
     char text[256];
@@ -229,6 +272,7 @@ static void grow_too_much(int status, const char *message)
     ask(&site, "POST", completions, text, &a);
     assert_status(&a, status);
     assert_holds(strbuf_cstr(&a.body), message);
+    await_held(others);
     snprintf(text, sizeof text, body, ",\"stream\":true");
     ask(&site, "POST", completions, text, &a);
     assert_status(&a, 200);
@@ -238,6 +282,7 @@ static void grow_too_much(int status, const char *message)
     assert_int_equal(s.n_done, 1);
     streamed_free(&s);
     assert_quiet(&site);
+    await_held(others);
 }
 
 /* By itself it would do so again and again; beside others it may be asked for later. */
@@ -246,16 +291,15 @@ static void growing_answers(void **state)
     (void)state;
     enum { ALL = 32 << 10, OTHERS = 20 << 10 };
     open_site(ALL);
-    grow_too_much(400, "takes more than");
+    grow_too_much(0, 400, "takes more than");
     ask(&site, "POST", completions,
         "{\"prompt\":[40],\"max_tokens\":100,\"ignore_eos\":true,\"logprobs\":20}", &a);
     assert_status(&a, 400); /* its log-probabilities count as they come */
     assert_holds(strbuf_cstr(&a.body), "takes more than");
-    for (double end = clock_seconds() + 20; held() && clock_seconds() < end;) usleep(1000);
+    await_held(0);
     atomic_fetch_add(&site.server->held_bytes, OTHERS);
     atomic_fetch_add(&site.server->n_sharing, 3);
-    grow_too_much(503, "too much memory");
-    for (double end = clock_seconds() + 20; held() > OTHERS && clock_seconds() < end;) usleep(1000);
+    grow_too_much(OTHERS, 503, "too much memory");
     atomic_fetch_sub(&site.server->held_bytes, OTHERS);
     atomic_fetch_sub(&site.server->n_sharing, 3);
     ask(&site, "POST", completions, quick, &a);
@@ -269,34 +313,52 @@ static void equal_parts(void **state)
     (void)state;
     static struct server s = {.options = {.max_memory = 1000}};
     static struct exchange large = {.server = &s}, small = {.server = &s};
-    assert_true(account_add(&large, &large.reply_held, 700));
-    assert_true(account_add(&small, &small.reply_held, 300));
+    assert_true(account_take(&large, &large.reply_held, 700));
+    assert_true(account_take(&small, &small.reply_held, 300));
     assert_false(account_is_greedy(&large)); /* there is enough */
-    assert_false(account_add(&small, &small.out_held, 100));
+    assert_false(account_take(&small, &small.out_held, 1));
+    assert_int_equal(atomic_load(&s.held_bytes), 1000); /* who is refused takes nothing */
+    account_add(&small, &small.out_held, 100);
     assert_true(account_is_greedy(&large));
     assert_false(account_is_greedy(&small));
     account_set(&large, &large.reply_held, 100);
     assert_false(account_is_greedy(&large));
     assert_int_equal(atomic_load(&s.held_bytes), 500);
+    assert_int_equal(account_part(&s), 500);
+    account_add(&small, &small.body_held, 200); /* a body is in nobody's part */
+    assert_int_equal(account_part(&s), 400);
+    account_set(&small, &small.body_held, 0);
+    account_set(&small, &small.reply_held, 0);
+    account_set(&small, &small.out_held, 0);
+    assert_int_equal(account_part(&s), 1000);
 }
 
-/* Answers in the order in which they were there, before new requests. */
+/* Answers in the order in which they were there, before new requests; the long ones first, one at a
+ * time. */
 static void jobs_in_order(void **state)
 {
     (void)state;
     static struct server s = {.mutex = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER};
-    static struct exchange x[4];
-    for (int i = 0; i < 4; i++) {
+    static struct exchange x[7];
+    static const int expected[] = {4, 1, 3, 0, 2, 5, 6}; /* 5 and 6 when 4 is done with */
+    bool is_long;
+    for (int i = 0; i < 7; i++) {
         x[i].server = &s;
-        atomic_store(&x[i].stage, i % 2 ? STAGE_WAITING : STAGE_WORKING);
+        pthread_mutex_init(&x[i].mutex, NULL);
+        x[i].body.size = i < 4 ? 0 : LONG_BODY + 1;
+        atomic_store(&x[i].stage, i < 4 && i % 2 ? STAGE_WAITING : STAGE_WORKING);
         exchange_work(&x[i]);
     }
-    assert_ptr_equal(s.jobs[JOB_REPLY].first, &x[1]);
-    assert_ptr_equal(x[1].next_job, &x[3]);
-    assert_ptr_equal(s.jobs[JOB_REQUEST].first, &x[0]);
-    assert_ptr_equal(x[0].next_job, &x[2]);
-    assert_null(x[2].next_job);
-    assert_null(x[3].next_job);
+    for (int i = 0; i < 7; i++) {
+        if (i >= 5) {
+            assert_null(server_take_job(&s, &is_long));
+            s.long_job = false;
+        }
+        struct exchange *job = server_take_job(&s, &is_long);
+        assert_ptr_equal(job, &x[expected[i]]);
+        assert_int_equal(is_long, expected[i] >= 4);
+    }
+    for (int i = 0; i < 7; i++) pthread_mutex_destroy(&x[i].mutex);
 }
 
 static int done(void **state)
@@ -313,6 +375,7 @@ int main(void)
         cmocka_unit_test(slow_readers),        cmocka_unit_test(growing_answers),
         cmocka_unit_test(slow_streams),        cmocka_unit_test(equal_parts),
         cmocka_unit_test(replies_have_an_end), cmocka_unit_test(jobs_in_order),
+        cmocka_unit_test(stalled_streams),
     };
     return cmocka_run_group_tests(tests, NULL, done);
 }

@@ -8,44 +8,76 @@
 /* About what these take while a reply is made: as JSON values and as text. */
 enum { CHOICE_BYTES = 1024, ID_BYTES = 48, LOGPROB_BYTES = 1024, TEXT_TIMES = 4 };
 
-/* Who has a part of what there is: those with a share for a request that is read, or its reply. */
-static void count_sharing(struct exchange *x, const atomic_size_t *share, size_t before, size_t now)
-{
-    if (share != &x->reply_held) return;
-    if (!before && now) atomic_fetch_add(&x->server->n_sharing, 1);
-    if (before && !now) atomic_fetch_sub(&x->server->n_sharing, 1);
-}
-
-bool account_add(struct exchange *x, atomic_size_t *share, size_t n)
+/* Who has a part of what there is: those with a share for a request that is read, or its reply.
+ * Bodies under way are nobody's part. */
+static void share_changed(struct exchange *x, const atomic_size_t *share, size_t before, size_t now)
 {
     struct server *s = x->server;
+    if (share == &x->body_held) atomic_fetch_add(&s->body_bytes, now - before); /* wraps round */
+    if (share != &x->reply_held) return;
+    if (!before && now) atomic_fetch_add(&s->n_sharing, 1);
+    if (before && !now) atomic_fetch_sub(&s->n_sharing, 1);
+}
+
+bool account_take(struct exchange *x, atomic_size_t *share, size_t n)
+{
+    struct server *s = x->server;
+    size_t most = (size_t)s->options.max_memory, held = atomic_load(&s->held_bytes);
+    do
+        if (held > most || n > most - held) return false;
+    while (!atomic_compare_exchange_weak(&s->held_bytes, &held, held + n));
     size_t before = atomic_fetch_add(share, n);
-    count_sharing(x, share, before, before + n);
-    return atomic_fetch_add(&s->held_bytes, n) + n <= (size_t)s->options.max_memory;
+    share_changed(x, share, before, before + n);
+    return true;
+}
+
+void account_add(struct exchange *x, atomic_size_t *share, size_t n)
+{
+    size_t before = atomic_fetch_add(share, n);
+    share_changed(x, share, before, before + n);
+    atomic_fetch_add(&x->server->held_bytes, n);
 }
 
 void account_set(struct exchange *x, atomic_size_t *share, size_t n)
 {
     size_t before = atomic_exchange(share, n);
-    count_sharing(x, share, before, n);
+    share_changed(x, share, before, n);
     if (n >= before)
         atomic_fetch_add(&x->server->held_bytes, n - before);
     else
         atomic_fetch_sub(&x->server->held_bytes, before - n);
 }
 
+static size_t share_of(struct exchange *x)
+{
+    return atomic_load(&x->reply_held) + atomic_load(&x->out_held);
+}
+
+size_t account_part(struct server *s)
+{
+    size_t most = (size_t)s->options.max_memory, bodies = atomic_load(&s->body_bytes),
+           n = (size_t)atomic_load(&s->n_sharing);
+    if (bodies > most / 2) bodies = most / 2;
+    return (most - bodies) / (n ? n : 1);
+}
+
 bool account_is_greedy(struct exchange *x)
 {
     struct server *s = x->server;
-    size_t most = (size_t)s->options.max_memory, n = (size_t)atomic_load(&s->n_sharing);
-    size_t mine = atomic_load(&x->reply_held) + atomic_load(&x->out_held);
-    return atomic_load(&s->held_bytes) > most && mine > most / (n ? n : 1);
+    return atomic_load(&s->held_bytes) > (size_t)s->options.max_memory &&
+           share_of(x) > account_part(s);
 }
 
 bool account_is_too_large(struct exchange *x)
 {
-    size_t mine = atomic_load(&x->reply_held) + atomic_load(&x->out_held);
-    return mine > (size_t)x->server->options.max_memory;
+    return share_of(x) > (size_t)x->server->options.max_memory / 4 * 3;
+}
+
+bool account_holds_up(struct exchange *x)
+{
+    struct server *s = x->server;
+    return atomic_load(&s->held_bytes) > (size_t)s->options.max_memory / 2 &&
+           share_of(x) + atomic_load(&x->body_held) > account_part(s) / 2;
 }
 
 size_t account_request(const struct exchange *x)

@@ -48,6 +48,7 @@ struct anthropic_reply {
     const char *model_name;
     const struct openai_request *request;
     const struct openai_answer *answer; /* begun by openai_answer_start */
+    const linnet_error *why;            /* it was cancelled; NULL: as when the server stops */
 };
 
 /* Null until the answer has finished, and if it failed or was cancelled: then it is no message. */

@@ -276,6 +276,10 @@ static void write_end(struct anthropic_stream *s, const struct anthropic_reply *
     if (!reason && a->finish == LINNET_FINISH_ERROR) {
         int http = openai_http_status(a->error.status);
         anthropic_stream_fail(s, http, a->error.message, out);
+    } else if (!reason && reply->why) {
+        int http = openai_http_status(reply->why->status);
+        anthropic_stream_fail(s, reply->why->status == LINNET_CANCELLED ? OVERLOADED : http,
+                              reply->why->message, out);
     } else if (!reason) {
         anthropic_stream_fail(s, OVERLOADED,
                               "the answer was cancelled, as when the server stops: ask again later",

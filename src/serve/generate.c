@@ -75,9 +75,12 @@ static bool ends_engine(linnet_status status)
 void generate_give_way(struct exchange *x)
 {
     pthread_mutex_lock(&x->mutex);
+    bool first = !x->crowded;
     x->crowded = true;
-    x->too_large = account_is_too_large(x);
+    if (first) x->too_large = account_is_too_large(x);
+    bool others = !x->too_large;
     pthread_mutex_unlock(&x->mutex);
+    if (others) atomic_store(&x->server->crowded_at, clock_seconds());
     exchange_cancel(x, false);
 }
 
@@ -87,10 +90,12 @@ void generate_cancelled(struct exchange *x, linnet_error *why)
     bool crowded = x->crowded, too_large = x->too_large;
     pthread_mutex_unlock(&x->mutex);
     if (too_large) { /* as often as it is asked for */
-        error_set(why, LINNET_INVALID,
-                  "the answer with its reply takes more than the %lld MiB of memory that there are "
-                  "for all: ask for a stream, or lower n, max_tokens or top_logprobs",
-                  (long long)x->server->options.max_memory >> 20);
+        error_set(
+            why, LINNET_INVALID,
+            "the answer takes more than the %lld MiB of memory that there are for all: %slower "
+            "max_tokens, or n or top_logprobs",
+            (long long)x->server->options.max_memory >> 20,
+            x->request.stream ? "" : "ask for a stream, or ");
         return;
     }
     error_set(why, LINNET_CANCELLED, "%s",
@@ -304,7 +309,7 @@ static bool fits_memory(struct exchange *x)
         reply_fault(x, &fault);
         return false;
     }
-    if (account_add(x, &x->reply_held, known)) return true;
+    if (account_take(x, &x->reply_held, known)) return true;
     reply_crowded(x);
     return false;
 }
@@ -475,7 +480,7 @@ static void reply_openai(struct exchange *x, const char *model_name)
 
 static void reply_messages(struct exchange *x, const char *model_name)
 {
-    struct anthropic_reply reply = {x->id, model_name, &x->request, x->answers};
+    struct anthropic_reply reply = {x->id, model_name, &x->request, x->answers, NULL};
     strbuf_free(&x->reply);
     anthropic_message(&reply, &x->reply);
     drop_answers(x);

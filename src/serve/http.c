@@ -115,6 +115,7 @@ static enum MHD_Result send_response(struct exchange *x, int status, struct MHD_
     }
     add_cors(x, response);
     x->outcome = status;
+    x->last_sent = clock_seconds();
     atomic_store(&x->stage, STAGE_SENT);
     enum MHD_Result result = MHD_queue_response(x->connection, (unsigned)status, response);
     MHD_destroy_response(response);
@@ -134,7 +135,6 @@ static enum MHD_Result send_reply(struct exchange *x)
     x->reply = (struct strbuf){0};
     account_set(x, &x->reply_held, account_request(x) + text.capacity); /* until it is sent */
     x->reply_size = text.size;
-    x->last_sent = clock_seconds();
     struct peer *peer = peer_of(x->connection);
     if (peer) /* what it holds is everybody's: nobody may keep it for ever */
         peer->deadline = clock_seconds() + x->server->options.stall_s +
@@ -166,7 +166,6 @@ static enum MHD_Result send_stream(struct exchange *x)
     MHD_add_response_header(response, "Cache-Control", "no-cache");
     MHD_add_response_header(response, "X-Accel-Buffering", "no");
     x->content_type = "text/event-stream; charset=utf-8";
-    x->last_sent = x->arrived;
     return send_response(x, 200, response);
 }
 
@@ -277,7 +276,7 @@ static enum MHD_Result receive(struct exchange *x, const char *bytes, size_t n)
     if (x->body_seen > 2 * limit) return MHD_NO; /* chunks without end */
     if (atomic_load(&x->stage) != STAGE_RECEIVING) return MHD_YES;
     if (x->body_seen <= limit && !x->body_refused) {
-        x->body_refused = !account_add(x, &x->body_held, n);
+        x->body_refused = !account_take(x, &x->body_held, n);
         strbuf_append(&x->body, bytes, n);
         account_set(x, &x->body_held, x->body.capacity);
     }
@@ -372,6 +371,7 @@ void http_resume(struct exchange *x)
 {
     if (!x->suspended || !x->connection) return;
     x->suspended = false;
+    x->resumed = clock_seconds();
     MHD_resume_connection(x->connection);
 }
 

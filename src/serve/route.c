@@ -164,8 +164,7 @@ static bool has_room(struct exchange *x, size_t n)
                     n >> 20, limit >> 20);
         return false;
     }
-    if (account_add(x, &x->reply_held, n)) return true;
-    account_set(x, &x->reply_held, 0);
+    if (account_take(x, &x->reply_held, n)) return true;
     reply_crowded(x);
     return false;
 }

@@ -29,7 +29,10 @@ void exchange_work(struct exchange *x)
 {
     struct server *s = x->server;
     bool answered = atomic_load(&x->stage) == STAGE_WAITING;
-    bool is_long = answered ? account_reply(x) > LONG_REPLY : x->body.size > LONG_BODY;
+    pthread_mutex_lock(&x->mutex);
+    bool dropped = x->crowded || x->gone; /* its reply is short, and frees memory */
+    pthread_mutex_unlock(&x->mutex);
+    bool is_long = answered ? !dropped && account_reply(x) > LONG_REPLY : x->body.size > LONG_BODY;
     struct jobs *jobs = &(is_long ? s->long_jobs : s->jobs)[answered ? JOB_REPLY : JOB_REQUEST];
     exchange_hold(x);
     pthread_mutex_lock(&s->mutex);
@@ -69,10 +72,9 @@ void exchange_wake(struct exchange *x)
     if (!known && first) wake_loop(s);
 }
 
-/* The next one to work at; under the mutex. A long text or reply occupies a worker for seconds:
- * there is never more than one at work, so that the others' need not wait. When the server stops,
- * none is read any more. */
-static struct exchange *take_job(struct server *s, bool *is_long)
+/* A long text or reply occupies a worker for seconds: there is never more than one at work, so that
+ * the others' need not wait. When the server stops, none is read any more. */
+struct exchange *server_take_job(struct server *s, bool *is_long)
 {
     *is_long = (s->long_jobs[JOB_REPLY].first || s->long_jobs[JOB_REQUEST].first) &&
                (!s->long_job || atomic_load(&s->stopping));
@@ -104,7 +106,7 @@ static void *worker_main(void *arg)
     pthread_mutex_lock(&s->mutex);
     while (!s->workers_stop) {
         bool is_long;
-        struct exchange *x = take_job(s, &is_long);
+        struct exchange *x = server_take_job(s, &is_long);
         if (!x) {
             pthread_cond_wait(&s->work, &s->mutex);
             continue;
@@ -144,18 +146,25 @@ static void resume_ready(struct server *s)
     pthread_mutex_unlock(&s->mutex);
 }
 
-/* While there is too little memory for all, who takes what it has more slowly than a good network
- * gives it has it no longer. */
+/* Since when a client has been slow to take or to send; INFINITY: it is our turn. */
+static double waits_since(const struct exchange *x, double least_rate)
+{
+    enum stage stage = atomic_load(&x->stage);
+    if (stage == STAGE_RECEIVING) return x->arrived + (double)x->body_seen / least_rate;
+    if (stage != STAGE_SENT || x->fixed) return INFINITY;
+    if (!x->request.stream) return x->last_sent + (double)x->reply_size / least_rate;
+    return x->suspended ? INFINITY : fmax(x->last_sent, x->resumed);
+}
+
+/* While requests are refused for want of memory, who takes or sends what holds them up more slowly
+ * than a good network does is cut off. */
 static void cut_off_slow(struct server *s, double now)
 {
     enum { TIMES = 16 }; /* the least rate otherwise */
-    for (struct exchange *x = s->exchanges; x; x = x->next) {
-        if (atomic_load(&x->stage) != STAGE_SENT) continue;
-        double time = s->options.crowded_s, size = (double)x->reply_size;
-        if (x->request.stream && x->out_sent == x->out.size) continue; /* it waits for the engine */
-        if (!x->request.stream) time += size / (TIMES * s->options.reply_slowest);
-        if (now - x->last_sent >= time) shutdown(x->socket, SHUT_RDWR);
-    }
+    for (struct exchange *x = s->exchanges; x; x = x->next)
+        if (now - waits_since(x, TIMES * s->options.reply_slowest) >= s->options.crowded_s &&
+            account_holds_up(x))
+            shutdown(x->socket, SHUT_RDWR); /* libmicrohttpd sees a client that left */
 }
 
 /* What happens because time goes by: pings, and clients that are late. */
@@ -170,7 +179,8 @@ static void tick(struct server *s, double now)
         x->ping_due = true;
         http_resume(x);
     }
-    if (now - atomic_load(&s->crowded_at) < crowded_for_s) cut_off_slow(s, now);
+    if (now - atomic_load(&s->crowded_at) < crowded_for_s && !atomic_load(&s->stopping))
+        cut_off_slow(s, now);
     for (struct peer *p = s->peers; p; p = p->next) {
         if (now < p->deadline) continue;
         p->deadline = INFINITY;

@@ -122,6 +122,7 @@ struct exchange {
     linnet_error failure;   /* of the first answer that failed; its event ends the stream */
     struct anthropic_stream messages; /* in its place where the route is anthropic */
     double last_sent;                 /* of a whole reply: when it began */
+    double resumed;                   /* of a stream: when libmicrohttpd was last told to read it */
     size_t reply_size;
 
     pthread_mutex_t mutex; /* guards what follows */
@@ -171,7 +172,8 @@ struct server {
     atomic_bool draining, failed;
     atomic_bool stopping;      /* what has not begun is refused */
     atomic_int n_working;      /* exchanges at work */
-    atomic_size_t held_bytes;  /* by requests and replies, see account.c, */
+    atomic_size_t body_bytes;  /* of bodies, */
+    atomic_size_t held_bytes;  /* and by all requests and replies, see account.c, */
     atomic_int n_sharing;      /* and by how many */
     _Atomic double crowded_at; /* when somebody was refused for want of memory */
 
@@ -196,6 +198,8 @@ struct server {
 
 /* Hands x to a worker, or back to the connection thread. From any thread. */
 void exchange_work(struct exchange *x);
+/* The next one to work at, or NULL; under the mutex. */
+struct exchange *server_take_job(struct server *s, bool *is_long);
 void exchange_wake(struct exchange *x);
 
 /* ---- exchange.c ---- */
@@ -224,16 +228,21 @@ void reply_crowded(struct exchange *x);
 
 /* ---- account.c ----------------------------------------------------------------------------- */
 
-/* Adds to one of x's shares; false: all shares together are more than may be. It is added all the
- * same: who can refuse takes it back. */
-bool account_add(struct exchange *x, atomic_size_t *share, size_t n);
+/* Adds to one of x's shares if there is room for it; false: there is none. */
+bool account_take(struct exchange *x, atomic_size_t *share, size_t n);
+/* Adds whether there is room or not; sets a share to n. */
+void account_add(struct exchange *x, atomic_size_t *share, size_t n);
 void account_set(struct exchange *x, atomic_size_t *share, size_t n);
+/* What each may have when there is too little for all. */
+size_t account_part(struct server *s);
 /* There is too little for all, and x has more than its part: the one to give way. */
 bool account_is_greedy(struct exchange *x);
+/* It has most of what all may have together: it would come to that at any time. */
+bool account_is_too_large(struct exchange *x);
+/* More than half is taken, and x has at least half a part of it. */
+bool account_holds_up(struct exchange *x);
 /* The parsed request and its empty answers. */
 size_t account_request(const struct exchange *x);
-/* By itself it has more than all may have together. */
-bool account_is_too_large(struct exchange *x);
 /* What an answer grows by, and its reply if that is made as a whole. */
 size_t account_event(const struct exchange *x, const linnet_event *event);
 /* At most, while the whole reply is made of the answers that there are. */

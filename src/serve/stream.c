@@ -215,7 +215,15 @@ static bool look_for_messages(struct exchange *x)
 {
     struct anthropic_reply reply = {x->id,
                                     x->request.model ? x->request.model : route_name(x->server),
-                                    &x->request, x->answers};
+                                    &x->request, x->answers, NULL};
+    linnet_error why;
+    pthread_mutex_lock(&x->mutex);
+    bool cancelled = x->answers->finish == LINNET_FINISH_CANCELLED;
+    pthread_mutex_unlock(&x->mutex);
+    if (cancelled) {
+        generate_cancelled(x, &why);
+        reply.why = &why;
+    }
     pthread_mutex_lock(&x->mutex);
     bool all = anthropic_stream_write(&x->messages, &reply, LOOK_MESSAGES, &x->out);
     linnet_finish finish = x->answers->finish;
