@@ -95,7 +95,7 @@ static struct panel new_panel(enum dtype dtype, enum filling filling)
         for (int64_t c = 0; c < p.columns; c++) p.values[r * p.columns + c] = row[c];
     }
     p.bytes = pack_panel_bytes(p.pack, p.columns);
-    p.data = calloc(3, (size_t)p.bytes);
+    p.data = malloc((size_t)(3 * p.bytes));
     for (int i = 0; i < 3; i++) pack_panel(dtype, rows, p.columns, p.data + i * p.bytes);
     free(row), free(rows_data);
     return p;

@@ -54,12 +54,8 @@ static void cpu_close(struct backend *b)
     if (!b) return;
     for (struct matrix *m = b->matrices, *next; m; m = next) {
         next = m->next;
+        mem_pages_free(m->pages, m->bytes);
         free(m);
-    }
-    for (struct slab *slab = b->slabs, *next; slab; slab = next) {
-        next = slab->next;
-        mem_pages_free(slab->pages, slab->bytes);
-        free(slab);
     }
     for (struct vector *v = b->vectors, *next; v; v = next) {
         next = v->next;

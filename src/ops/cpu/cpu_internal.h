@@ -26,14 +26,9 @@ struct matrix {
     int64_t forms_bytes;     /* of a row of them, ACTIVATION_I8 first */
     struct segment segments[MAX_SEGMENTS];
     struct matrix_part source; /* embedding only: rows are read where the file has them */
+    uint8_t *pages;
+    size_t bytes;
     struct matrix *next;
-};
-
-/* Memory of several matrices: small ones share huge pages. */
-struct slab {
-    uint8_t *pages; /* zeroed */
-    size_t bytes, used;
-    struct slab *next;
 };
 
 struct vector {
@@ -47,7 +42,6 @@ struct backend {
     struct pool *pool;
     const struct kernels *kernels;
     struct matrix *matrices;
-    struct slab *slabs;
     struct vector *vectors;
     float *cache; /* [n_layers][K, V][n_blocks][n_kv_heads][16 * head_dim] */
     size_t cache_bytes;

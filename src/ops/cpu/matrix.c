@@ -86,28 +86,6 @@ static void pack_share(void *arg, int thread, int n_threads)
     }
 }
 
-/* Zeroed memory at a multiple of a cache line; NULL: there is none. */
-static uint8_t *take_pages(struct backend *b, size_t bytes)
-{
-    enum { LINE = 64, SLAB = 32 << 20 };
-    size_t whole = (bytes + LINE - 1) / LINE * LINE;
-    struct slab *slab = b->slabs;
-    if (!slab || slab->bytes - slab->used < whole) {
-        slab = mem_new(1, sizeof *slab);
-        if (!slab) return NULL;
-        slab->bytes = whole > SLAB ? whole : SLAB;
-        slab->pages = mem_pages(slab->bytes, true);
-        if (!slab->pages) {
-            free(slab);
-            return NULL;
-        }
-        slab->next = b->slabs;
-        b->slabs = slab;
-    }
-    slab->used += whole;
-    return slab->pages + slab->used - whole;
-}
-
 static struct matrix *new_matrix(struct backend *b)
 {
     struct matrix *m = mem_new(1, sizeof *m);
@@ -126,12 +104,12 @@ linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts
     if (!m) return error_memory(err, "a weight matrix", sizeof *m);
     m->columns = parts[0].columns;
     m->n_segments = n_parts;
-    size_t bytes = 0;
     for (int i = 0; i < n_parts; i++)
-        bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
-    uint8_t *at = take_pages(b, bytes);
-    if (!at) return error_memory(err, "a weight matrix", bytes);
+        m->bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
+    m->pages = mem_pages(m->bytes, true);
+    if (!m->pages) return error_memory(err, "a weight matrix", m->bytes);
     bool paired = n_parts == 2 && parts[0].paired && parts[1].paired; /* panels in turn */
+    uint8_t *at = m->pages;
     for (int i = 0; i < n_parts; i++) {
         struct segment *segment = &m->segments[i];
         enum pack pack = pack_of(parts[i].dtype);

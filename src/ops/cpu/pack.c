@@ -203,6 +203,7 @@ void pack_panel(enum dtype dtype, const void *const rows[PANEL], int64_t columns
         [DTYPE_Q5_0] = put_q5_0, [DTYPE_Q5_1] = put_q5_1, [DTYPE_Q4_K] = put_q4_k,
         [DTYPE_Q5_K] = put_q5_k, [DTYPE_Q6_K] = put_q6_k};
     enum pack pack = pack_of(dtype);
+    memset(panel, 0, (size_t)pack_panel_bytes(pack, columns));
     if (!put[dtype]) {
         pack_plain(rows, columns, (int)dtype_block_bytes(dtype), pack == PACK_BF16, panel);
         return;
