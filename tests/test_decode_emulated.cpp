@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#define MERGE_ROUND 5 /* chunks, so that a long context has several rounds */
 #include "control.h"
 #include "ops/cuda/decode.cu"
 
@@ -387,12 +388,25 @@ int main()
         failed += check_step(r, m.norms, {5});
         failed += check_step(r, m.norms, {0, 63, 64});
         failed += check_step(r, m.norms, {130, 1, 17, 200, 128, 127, 15, 16});
+        emulator_set_early(true);
         failed += check_step(r, m.norms, {700}); /* more chunks than warps */
+        failed += check_step(r, m.norms, {130, 1, 17, 200, 128, 127, 15, 16});
+        emulator_set_early(false);
     }
-    /* more blocks than tasks: some have no chunk, some no head to merge, some no panel */
-    rig r(models[0].shape, models[0].norms, 19);
-    failed += check_step(r, models[0].norms, {5});
-    failed += check_step(r, models[0].norms, {130, 1, 17, 200});
+    /* More blocks than tasks: some have no chunk, some no head to merge, some no panel. Heads are
+     * merged in 2 or 4 pieces: of 64, 80 and 96 dimensions. */
+    const struct {
+        int model, blocks;
+    } wide[] = {{0, 19}, {0, 24}, {5, 19}, {3, 28}, {3, 14}};
+    for (const auto &w : wide)
+        for (int early = 0; early < 2; early++) {
+            rig r(models[w.model].shape, models[w.model].norms, w.blocks);
+            emulator_set_early(early);
+            failed += check_step(r, models[w.model].norms, {5});
+            failed += check_step(r, models[w.model].norms, {700});
+            failed += check_step(r, models[w.model].norms, {130, 1, 17, 200});
+            emulator_set_early(false);
+        }
     printf("%d failed\n", failed);
     return failed ? 1 : 0;
 }

@@ -1,7 +1,7 @@
 /*
  * decode_attention.cuh - attention of the decode kernel, by the computing warps: a block takes a
- * chunk of keys of one sequence and kv head; what the chunks of a head give is merged by one block.
- * The arithmetic is attention.cuh's.
+ * chunk of keys of one sequence and kv head; what the chunks of a head give is merged by one block
+ * or several. The arithmetic is attention.cuh's.
  */
 #ifndef LINNET_OPS_CUDA_DECODE_ATTENTION_CUH
 #define LINNET_OPS_CUDA_DECODE_ATTENTION_CUH
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void chunk_values(const struct decode_args &a,
     }
 }
 
-/* The block's tasks; the first began while the layer before ended. */
+/* The block's tasks; the first has begun. */
 template <int D>
 static __device__ __forceinline__ void
 attention_phase(const struct decode_args &a, const struct memory &m,
@@ -230,6 +230,10 @@ attention_phase(const struct decode_args &a, const struct memory &m,
 }
 
 /* ---- merging ----------------------------------------------------------------------------- */
+
+#ifndef MERGE_ROUND /* chunks at most that are merged at a time */
+#define MERGE_ROUND INT32_MAX
+#endif
 
 /* A head's dimensions are merged in so many pieces, each by a block, that many blocks have work. */
 static __device__ __forceinline__ int32_t pieces_of(const struct decode_args &a)
@@ -273,6 +277,7 @@ static __device__ __forceinline__ struct merge_room room_of(const struct memory 
     int32_t bytes = (int32_t)chunk_bytes(D), warps = (dims + 31) / 32;
     r.chunks = min(bytes / (int32_t)(dims * sizeof(float) + warps * sizeof(float4)),
                    (int32_t)(sizeof m.s->scores / sizeof(float2)));
+    r.chunks = min(r.chunks, MERGE_ROUND);
     r.sums = (float2 *)m.s->scores;
     r.factors = (float4 *)m.stage;
     r.values = (float *)(r.factors + warps * r.chunks);

@@ -645,7 +645,8 @@ enum {
     N_VARIANTS = sizeof variants / sizeof *variants,
     SHARED_BYTES = 228 << 10,
     MIN_STAGES = 4,
-    SMALL_RING = 100 << 10 /* leaves room for a block of attention beside it */
+    SMALL_RING =
+        100 << 10 /* leaves room for a block of attention; without what clusters exchange */
 };
 
 static int32_t parts(int32_t n, int32_t of)
@@ -699,7 +700,7 @@ static void launch(struct backend *b, const struct product *p, const struct vari
         more = more < most ? more : most;
         w.stages = more > w.stages ? more : w.stages;
     }
-    if (v->split && w.stages > units) w.stages = units;
+    if (v->tokens <= 64 || v->split) w.stages = w.stages < units ? w.stages : units; /* one tile */
     if (!v->split && v->tokens >= 128) { /* one after another: the next is copied early */
         int32_t most = b->multiprocessors * blocks / w.band * w.band;
         clusters = clusters < most ? clusters : most;

@@ -2,6 +2,8 @@
  * launch.cuh - launches of kernels. A step's follow one another closely: on Hopper a kernel may
  * begin before the one ahead of it has ended: it calls previous_wait (ptx.cuh) before it reads or
  * writes anything that a kernel before it may write or read, and next_launch as early as it likes.
+ * Every kernel waits: so the last one's end is the end of all, and a step's numbers, which came by
+ * a copy before its first kernel, may be read without waiting.
  */
 #ifndef LINNET_OPS_CUDA_LAUNCH_CUH
 #define LINNET_OPS_CUDA_LAUNCH_CUH

@@ -142,8 +142,7 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
                  "r"(parity)
                  : "memory");
 #else
-    while (!has_come(barrier, parity)) {
-    }
+    while (!has_come(barrier, parity)) __nanosleep(20);
 #endif
 }
 
