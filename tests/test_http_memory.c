@@ -25,11 +25,17 @@ static size_t held(void)
     return atomic_load(&site.server->held_bytes);
 }
 
+/* Until all but this has come back. */
+static void await_held(size_t rest)
+{
+    for (double end = clock_seconds() + 20; held() > rest && clock_seconds() < end;) usleep(1000);
+    assert_int_equal(held(), rest);
+}
+
 static void close_site(void)
 {
     assert_quiet(&site);
-    for (double end = clock_seconds() + 20; held() && clock_seconds() < end;) usleep(1000);
-    assert_int_equal(held(), 0);
+    await_held(0);
     site_close(&site);
 }
 
@@ -161,7 +167,7 @@ static void slow_readers(void **state)
     double end = clock_seconds() + 20;
     do ask(&site, "POST", tokenize, strbuf_cstr(&body), &a);
     while (a.status == 503 && clock_seconds() < end);
-    assert_status(&a, 200); /* and the slow ones are still there */
+    assert_status(&a, 200); /* and none of the slow ones has hung up */
     for (int i = 0; i <= n; i++) close(fds[i]);
     strbuf_free(&body);
     close_site();
@@ -191,13 +197,10 @@ static void replies_have_an_end(void **state)
     close_site();
 }
 
-/* Of a stream that waits for its reader, only a piece is there as text. */
-static void slow_streams(void **state)
+/* A client that does not read its stream, of which all has been made: 1 MB with the prompts. */
+static int slow_stream(void)
 {
-    (void)state;
-    enum { N = 64, WORDS = 1200, READ = 700 << 10, MOST = 320 << 10 };
-    char buffer[4096];
-    open_site(0);
+    enum { N = 64, WORDS = 1200 };
     struct strbuf body = repeated("{\"prompt\":\"", "<|endoftext|>", WORDS,
                                   "\",\"echo\":true,\"max_tokens\":1,\"n\":64,\"stream\":true}");
     int fd = slow_client(2048);
@@ -208,7 +211,18 @@ static void slow_streams(void **state)
         linnet_engine_get_stats(site.engine, &stats);
         if (stats.generated_tokens == N) break;
     }
-    assert_int_equal(stats.generated_tokens, N); /* 1 MB with their prompts */
+    assert_int_equal(stats.generated_tokens, N);
+    return fd;
+}
+
+/* Of a stream that waits for its reader, only a piece is there as text. */
+static void slow_streams(void **state)
+{
+    (void)state;
+    enum { READ = 700 << 10, MOST = 320 << 10 };
+    char buffer[4096];
+    open_site(0);
+    int fd = slow_stream();
     for (size_t n = 0; n < READ;) {
         ssize_t got = recv(fd, buffer, sizeof buffer, 0);
         assert_true(got > 0);
@@ -219,31 +233,15 @@ static void slow_streams(void **state)
     close_site();
 }
 
-/* Until all but this has come back. */
-static void await_held(size_t rest)
-{
-    for (double end = clock_seconds() + 20; held() > rest && clock_seconds() < end;) usleep(1000);
-    assert_int_equal(held(), rest);
-}
-
-/* So does one who has stopped reading a stream, once others find no room. */
+/* Who has stopped reading a stream is cut off once others find no room, and not before. */
 static void stalled_streams(void **state)
 {
     (void)state;
-    enum { N = 64, WORDS = 1200, MEMORY = 1 << 20, OTHERS = 800 << 10, SHARING = 7 };
+    enum { MEMORY = 1 << 20, OTHERS = 800 << 10, SHARING = 7 };
     struct server_options options = {.max_memory = MEMORY, .crowded_s = 1};
     site_open(&site, "127.0.0.1", &options);
     site_load(&site, 4);
-    struct strbuf body = repeated("{\"prompt\":\"", "<|endoftext|>", WORDS,
-                                  "\",\"echo\":true,\"max_tokens\":1,\"n\":64,\"stream\":true}");
-    int fd = slow_client(2048);
-    client_ask(fd, "POST", completions, "", strbuf_cstr(&body));
-    strbuf_free(&body);
-    linnet_stats stats = {.generated_tokens = 0};
-    for (double end = clock_seconds() + 60; clock_seconds() < end; usleep(1000)) {
-        linnet_engine_get_stats(site.engine, &stats);
-        if (stats.generated_tokens == N) break;
-    }
+    int fd = slow_stream();
     usleep(2000000); /* for longer than crowded_s it takes nothing, and nobody minds */
     assert_true(held() > 0);
     atomic_fetch_add(&site.server->held_bytes, OTHERS);

@@ -46,7 +46,7 @@ struct server_options {
     double stall_s;       /* 120: a client that takes nothing for so long is cut off */
     double reply_slowest; /* 65536 bytes a second, after stall_s: at which a whole reply is taken */
     double crowded_s;     /* 5: what stall_s is while requests are refused for want of memory, at 16
-                             times reply_slowest */
+                             times reply_slowest, for bodies too */
     double ping_s;        /* 15: a comment in a stream that has nothing else to say */
     double stopped_s;     /* 120: an engine that takes no step for so long is unhealthy */
 

@@ -139,9 +139,8 @@ load_newest(const struct decode_args &a, const struct memory &m, const struct de
             if (j >= D / 2) continue;
             float low = x[k][0], high = x[k][1];
             if (norm) low = low * scale * norm[j], high = high * scale * norm[D / 2 + j];
-            float c = r.cosine[k], s = r.sine[k];
-            bf16 first = __float2bfloat16(value ? low : low * c - high * s);
-            bf16 second = __float2bfloat16(value ? high : high * c + low * s);
+            if (!value) rotate(low, high, r.cosine[k], r.sine[k], &low, &high);
+            bf16 first = __float2bfloat16(low), second = __float2bfloat16(high);
             out[j] = first;
             out[D / 2 + j] = second;
             if (also) also[j] = first, also[D / 2 + j] = second;
