@@ -36,9 +36,9 @@ void check_compare(struct check *c, const char *operation, const char *dtype, co
     check_report(c, operation, dtype, shape, max, sqrt(sum / (sum_want > 0 ? sum_want : 1)), bound);
 }
 
-double check_bound(double activation_error, int64_t longest_sum, int32_t n_roundings)
+double check_bound(double activation_error, int64_t longest_sum, double n_roundings)
 {
-    return 0x1p-22 * sqrt((double)longest_sum) + 2 * activation_error * sqrt((double)n_roundings);
+    return 0x1p-22 * sqrt((double)longest_sum) + 2 * activation_error * sqrt(n_roundings);
 }
 
 /* ---- one layer, operation by operation ------------------------------------------------------- */
@@ -84,15 +84,26 @@ static void keep(void *user, const char *operation, int32_t layer)
     p->n_kept += collect(p, p->device, operation, layer, p->kept + p->n_kept);
 }
 
-/* How often values have been rounded on the way to an operation's result: once in the embedding,
- * then each operation's input, weights and output. */
+enum { EACH = 3, LAYER_OPERATIONS = 5 }; /* roundings: of an operation's input, weights, output */
+
+/* How often values have been rounded on the way to an operation's result in a model of one layer:
+ * once in the embedding, then each operation's. */
 static int32_t roundings(const char *operation)
 {
     static const char *const order[] = {"embed",   "qkv",  "attention", "o_proj",
                                         "gate_up", "down", "head"};
     int32_t i = 0;
     while (strcmp(order[i], operation) != 0) i++;
-    return 1 + 3 * i;
+    return 1 + EACH * i;
+}
+
+/* Likewise to the logits of n layers. What layer k adds is one part in k of the residual stream's
+ * power by then, and so are its errors. */
+static double roundings_of_layers(int32_t n)
+{
+    double sum = roundings("head");
+    for (int32_t k = 2; k <= n; k++) sum += (double)EACH * LAYER_OPERATIONS / k;
+    return sum;
 }
 
 static void compare(void *user, const char *operation, int32_t layer)
@@ -259,8 +270,8 @@ static linnet_status check_model(struct check *c, linnet_model *m, linnet_error 
         decoder_destroy(d);
     }
     snprintf(shape, sizeof shape, "[%d, %d]", n, s->vocab);
-    /* the layers' errors add up like independent ones */
-    double bound = check_bound(error, (int64_t)s->hidden * s->n_layers, roundings("head"));
+    double bound =
+        check_bound(error, (int64_t)s->hidden * s->n_layers, roundings_of_layers(s->n_layers));
     if (!status) check_compare(c, "logits", m->dtype, shape, logits[0], logits[1], count, bound);
     free(logits[0]);
     free(logits[1]);

@@ -28,7 +28,7 @@ void check_compare(struct check *c, const char *operation, const char *dtype, co
  * device that keeps less than fp32 (activation_error of ops.h), roundings of its type add up the
  * same way, and products and SiLU at most double them.
  */
-double check_bound(double activation_error, int64_t longest_sum, int32_t n_roundings);
+double check_bound(double activation_error, int64_t longest_sum, double n_roundings);
 
 /* Reference results beside the model (golden/NAME.json and .safetensors in its folder or one of
  * the two above; tools/README.md says where they come from). Nothing is reported where there are

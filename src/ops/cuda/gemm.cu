@@ -700,7 +700,7 @@ static void launch(struct backend *b, const struct product *p, const struct vari
         more = more < most ? more : most;
         w.stages = more > w.stages ? more : w.stages;
     }
-    if (v->tokens <= 64 || v->split) w.stages = w.stages < units ? w.stages : units; /* one tile */
+    if (v->split && w.stages > units) w.stages = units;
     if (!v->split && v->tokens >= 128) { /* one after another: the next is copied early */
         int32_t most = b->multiprocessors * blocks / w.band * w.band;
         clusters = clusters < most ? clusters : most;
