@@ -149,20 +149,19 @@ static struct activations new_activations(const struct kernels *k, const struct 
 static void check_products(enum dtype dtype, enum filling filling)
 {
     struct panel p = new_panel(dtype, filling);
-    float *scratch = malloc((size_t)p.columns * PANEL * 4);
     static float many[3 * TOKENS * PANEL], few[3 * TOKENS * PANEL];
     for (int i = 0; i < n_usable; i++) {
         const struct kernels *k = usable[i];
         struct activations a = new_activations(k, &p, filling == RANDOM);
-        k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS, scratch, many);
+        k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS, many);
         for (int n = 1; n < TOKENS; n++) {
-            k->product(p.pack, p.data, 3, p.bytes, p.columns, a.rows, a.stride, n, scratch, few);
+            k->product(p.pack, p.data, 3, p.bytes, p.columns, a.rows, a.stride, n, few);
             for (int panel = 0; panel < 3; panel++)
                 assert_memory_equal(few + panel * n * PANEL, many, (size_t)n * PANEL * 4);
         }
         for (int t = 0; t < TOKENS; t++) {
             k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows + t * a.stride, a.stride, 1,
-                       scratch, few);
+                       few);
             assert_memory_equal(few, many + t * PANEL, PANEL * 4);
             for (int r = 0; r < PANEL; r++) {
                 double sum = 0, size = 0; /* worst case: K u sum |a b| */
@@ -181,7 +180,7 @@ static void check_products(enum dtype dtype, enum filling filling)
         }
         free(a.rows), free(a.values);
     }
-    free(p.data), free(p.values), free(scratch);
+    free(p.data), free(p.values);
 }
 
 static void product_does_not_depend_on_tokens(void **state)
@@ -219,14 +218,14 @@ static void packed_weights_are_exact(void **state)
     (void)state;
     for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++) {
         struct panel p = new_panel(dtype, RANDOM);
-        float *scratch = malloc((size_t)p.columns * PANEL * 4), got[PANEL];
+        float got[PANEL];
         char *row = malloc((size_t)p.columns * 8);
         for (int i = 0; i < n_usable; i++) {
             enum activation form = kernels_activation(usable[i], p.pack);
             for (int64_t c = 0; c < p.columns; c++) {
                 unit_row(form, p.columns, c, row);
                 usable[i]->product(p.pack, p.data, 1, p.bytes, p.columns, row,
-                                   activation_bytes(form, p.columns), 1, scratch, got);
+                                   activation_bytes(form, p.columns), 1, got);
                 for (int r = 0; r < PANEL; r++)
                     if ((double)got[r] != p.values[r * p.columns + c])
                         fail_msg("%s %s row %d column %lld: %.9g, expected %.9g", usable[i]->name,
@@ -234,7 +233,7 @@ static void packed_weights_are_exact(void **state)
                                  p.values[r * p.columns + c]);
             }
         }
-        free(p.data), free(p.values), free(scratch), free(row);
+        free(p.data), free(p.values), free(row);
     }
 }
 
@@ -251,7 +250,7 @@ static void sets_agree_with_quantized_weights(void **state)
             if (i > 0 && strcmp(usable[i]->name, "generic") == 0) continue;
             struct activations a = new_activations(usable[i], &p, true);
             usable[i]->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS,
-                               NULL, i ? other : first);
+                               i ? other : first);
             if (i) assert_memory_equal(first, other, sizeof first);
             free(a.rows), free(a.values);
         }

@@ -300,49 +300,39 @@ linnet_status linnet_ladder(linnet_model *model, const linnet_engine_options *op
 /* ---- limits ------------------------------------------------------------------------------- */
 
 struct reading {
-    const uint64_t *data;
-    int64_t n;
+    const char *data;
+    int64_t n;           /* cache lines */
+    bool ask;            /* see cpu_read */
     uint64_t sums[1024]; /* a thread each, so that nothing is left out as useless */
 };
 
-/* Four vectors of sums, so that neither the loads nor the additions wait for one another. */
 static void read_share(void *arg, int thread, int n_threads)
 {
-    typedef uint64_t lanes __attribute__((vector_size(32)));
-    enum { STRIDE = 4 * sizeof(lanes) / sizeof(uint64_t) };
     struct reading *r = arg;
     int64_t begin, end;
-    pool_share(r->n, STRIDE, thread, n_threads, &begin, &end);
-    const lanes *p = (const lanes *)(const void *)(r->data + begin);
-    lanes a = {0}, b = {0}, c = {0}, d = {0};
-    for (int64_t i = 0; i < (end - begin) / STRIDE; i++, p += 4) {
-        a += p[0];
-        b += p[1];
-        c += p[2];
-        d += p[3];
-    }
-    a += b + c + d;
-    r->sums[thread] = a[0] + a[1] + a[2] + a[3];
+    pool_share(r->n, READ_UNIT / CACHE_LINE, thread, n_threads, &begin, &end);
+    r->sums[thread] = cpu_read(r->data + begin * CACHE_LINE, (end - begin) * CACHE_LINE, r->ask);
 }
 
 static double host_bandwidth(int32_t threads)
 {
-    enum { BYTES = 1 << 29, PASSES = 4 };
+    enum { BYTES = 1 << 29, PASSES = 8 };
     struct pool *pool;
     double best = 0;
-    struct reading r = {.data = mem_pages(BYTES, true), .n = BYTES / 8};
-    if (r.data && pool_create(threads, &pool, NULL) == LINNET_OK) {
-        memset((void *)(uintptr_t)r.data, 1,
-               BYTES); /* real pages: untouched ones are all the same zeros */
+    char *data = mem_pages(BYTES, true);
+    struct reading r = {.data = data, .n = BYTES / CACHE_LINE};
+    if (data && pool_create(threads, &pool, NULL) == LINNET_OK) {
+        memset(data, 1, BYTES); /* real pages: untouched ones are all the same zeros */
         for (int pass = 0; pass < PASSES; pass++) {
             double begin = clock_seconds();
+            r.ask = pass % 2;
             pool_run(pool, read_share, &r);
             double rate = BYTES / (clock_seconds() - begin);
             best = rate > best ? rate : best;
         }
         pool_destroy(pool);
     }
-    mem_pages_free((void *)(uintptr_t)r.data, BYTES);
+    mem_pages_free(data, BYTES);
     return best;
 }
 
@@ -372,6 +362,7 @@ double linnet_peak_of(const linnet_peaks *peaks, const char *dtype, const char *
     while (type < DTYPE_COUNT && strcasecmp(dtype_name(type), dtype) != 0) type++;
     bool quantized = type < DTYPE_COUNT && dtype_block(type) > 1;
     double peak = quantized ? peaks->int8 : type == DTYPE_BF16 ? peaks->bf16 : 0;
+    if (!quantized && peak < peaks->fp32) peak = 0; /* where dot products are the slower way */
     if (arithmetic) *arithmetic = peak == 0 ? "fp32" : quantized ? "int8" : "bf16";
     return peak == 0 ? peaks->fp32 : peak;
 }

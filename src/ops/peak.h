@@ -1,6 +1,9 @@
-/* peak.h - what the processor's arithmetic gives at most: the other limit beside the bandwidth. */
+/* peak.h - what a processor gives at most: the limits that a backend's speed is compared with. */
 #ifndef LINNET_OPS_PEAK_H
 #define LINNET_OPS_PEAK_H
+
+#include <stdbool.h>
+#include <stdint.h>
 
 struct pool;
 
@@ -17,5 +20,12 @@ enum arithmetic {
  * that. Takes some 30 ms.
  */
 double cpu_peak(struct pool *pool, enum arithmetic arithmetic);
+
+enum { CACHE_LINE = 64, READ_UNIT = 4 * CACHE_LINE };
+
+/* Reads whole READ_UNITs in the widest loads that the processor has, and gives their sum, so that
+ * no compiler leaves them out. ask: each line is asked for before it is loaded, which is faster
+ * where the processor does not do so by itself. */
+uint64_t cpu_read(const void *data, int64_t bytes, bool ask);
 
 #endif

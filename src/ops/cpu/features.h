@@ -45,6 +45,13 @@ static inline bool has_avx512_bf16(void) /* with VNNI */
 {
     return has_avx512_vnni() && feature_bit(7, 1, FEATURE_EAX, 5);
 }
+
+/* Dot products of bf16 that are faster than multiply-adds of fp32: Intel's take twice as long as
+ * AMD's, and give half of what fp32 does. */
+static inline bool has_fast_bf16(void)
+{
+    return has_avx512_bf16() && !__builtin_cpu_is("intel");
+}
 #endif
 
 #endif

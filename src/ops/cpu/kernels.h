@@ -116,12 +116,10 @@ struct kernels {
     void (*activate)(enum activation form, const float *x, int64_t columns, void *out);
     /*
      * y[p][t][0..16) = panel p x[t] for n_panels panels, `stride` bytes apart, and n tokens, whose
-     * rows lie x_stride bytes apart in the form of kernels_activation. scratch: `columns` * 16
-     * floats.
+     * rows lie x_stride bytes apart in the form of kernels_activation.
      */
     void (*product)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
-                    int64_t columns, const void *x, int64_t x_stride, int64_t n, float *scratch,
-                    float *y);
+                    int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y);
 
     void (*rmsnorm)(const float *x, const float *weight, int32_t n, float eps, float *out);
     void (*rope)(float *x, const float *row, int32_t head_dim);

@@ -31,20 +31,18 @@ static int64_t max_rows(const struct limits *l)
 
 /* A thread's own memory, in floats. */
 struct scratch {
-    float *expanded; /* a panel's weights */
-    float *rows;     /* [RUN, tokens, 16]: what RUN panels give, or a pair of them */
-    float *norm;     /* [ALONE, columns] */
-    char *forms;     /* [ALONE, forms_bytes] */
+    float *rows; /* [RUN, tokens, 16]: what RUN panels give, or a pair of them */
+    float *norm; /* [ALONE, columns] */
+    char *forms; /* [ALONE, forms_bytes] */
 };
 
 /* Floats of each part. */
-static void scratch_sizes(const struct shape *s, const struct limits *l, int64_t size[4])
+static void scratch_sizes(const struct shape *s, const struct limits *l, int64_t size[3])
 {
     int64_t widest = widest_input(s);
-    size[0] = widest * PANEL;
-    size[1] = RUN * max_rows(l) * PANEL;
-    size[2] = ALONE * widest;
-    size[3] = (ALONE * forms_bytes(widest_input(s)) + 3) / 4;
+    size[0] = RUN * max_rows(l) * PANEL;
+    size[1] = ALONE * widest;
+    size[2] = (ALONE * forms_bytes(widest_input(s)) + 3) / 4;
 }
 
 int64_t cpu_forms_bytes(const struct shape *s, const struct limits *l)
@@ -54,9 +52,9 @@ int64_t cpu_forms_bytes(const struct shape *s, const struct limits *l)
 
 int64_t cpu_product_scratch(const struct shape *s, const struct limits *l)
 {
-    int64_t size[4];
+    int64_t size[3];
     scratch_sizes(s, l, size);
-    return size[0] + size[1] + size[2] + size[3];
+    return size[0] + size[1] + size[2];
 }
 
 int64_t cpu_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns)
@@ -154,13 +152,11 @@ linnet_status cpu_load_embedding(struct backend *b, const struct matrix_part *pa
 
 static struct scratch scratch_of(const struct backend *b, int thread)
 {
-    int64_t size[4];
+    int64_t size[3];
     scratch_sizes(&b->shape, &b->limits, size);
     float *at = b->scratch + thread * b->scratch_size;
-    return (struct scratch){.expanded = at,
-                            .rows = at + size[0],
-                            .norm = at + size[0] + size[1],
-                            .forms = (char *)(at + size[0] + size[1] + size[2])};
+    return (struct scratch){
+        .rows = at, .norm = at + size[0], .forms = (char *)(at + size[0] + size[1])};
 }
 
 /* The input's rows in each form that the matrix wants. */
@@ -241,14 +237,14 @@ static int64_t token_block(const struct product *p, int64_t stride)
     return n < p->n ? n : p->n;
 }
 
-/* y[panel][token]: n_panels panels of the segment with n tokens from t on. */
+/* y[panel][token]: n_panels panels, that one of the segment the first and `stride` bytes apart,
+ * with n tokens from t on. */
 static void run_kernel(const struct product *p, const struct segment *s, int64_t panel,
-                       int64_t n_panels, int64_t t, int64_t n, const struct inputs *in,
-                       const struct scratch *scratch, float *y)
+                       int64_t n_panels, int64_t stride, int64_t t, int64_t n,
+                       const struct inputs *in, float *y)
 {
-    p->b->kernels->product(s->pack, s->panels + panel * s->stride, n_panels, s->stride,
-                           p->w->columns, in->rows[s->form] + t * in->stride[s->form],
-                           in->stride[s->form], n, scratch->expanded, y);
+    p->b->kernels->product(s->pack, s->panels + panel * s->stride, n_panels, stride, p->w->columns,
+                           in->rows[s->form] + t * in->stride[s->form], in->stride[s->form], n, y);
 }
 
 static void product_panels(const struct product *p, const struct segment *s, int64_t begin,
@@ -259,7 +255,7 @@ static void product_panels(const struct product *p, const struct segment *s, int
         n_panels = end - panel < RUN ? end - panel : RUN;
         for (int64_t t = 0; t < p->n; t += n) {
             n = p->n - t < block ? p->n - t : block;
-            run_kernel(p, s, panel, n_panels, t, n, in, scratch, scratch->rows);
+            run_kernel(p, s, panel, n_panels, s->stride, t, n, in, scratch->rows);
             for (int64_t i = 0; i < n_panels; i++)
                 finish_panel(p, s, panel + i, t, n, scratch->rows + i * n * PANEL);
         }
@@ -274,15 +270,16 @@ static void silu_panels(const struct product *p, int64_t begin, int64_t end,
     int64_t stride = in->stride[gate->form] > in->stride[up->form] ? in->stride[gate->form]
                                                                    : in->stride[up->form];
     int64_t block = token_block(p, stride), n;
-    float *gates = scratch->rows, *ups = gates + block * PANEL;
+    int n_panels = gate->pack == up->pack ? 2 : 1; /* at once */
     for (int64_t first = begin; first < end; first += RUN)
         for (int64_t t = 0; t < p->n; t += n) {
             n = p->n - t < block ? p->n - t : block;
             for (int64_t panel = first; panel < end && panel < first + RUN; panel++) {
                 int64_t row = panel * PANEL,
                         valid = gate->rows - row < PANEL ? gate->rows - row : PANEL;
-                run_kernel(p, gate, panel, 1, t, n, in, scratch, gates);
-                run_kernel(p, up, panel, 1, t, n, in, scratch, ups);
+                float *gates = scratch->rows, *ups = gates + n * PANEL;
+                run_kernel(p, gate, panel, n_panels, up->panels - gate->panels, t, n, in, gates);
+                if (n_panels == 1) run_kernel(p, up, panel, 1, 0, t, n, in, ups);
                 p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), gates);
                 for (int64_t i = 0; i < n; i++)
                     memcpy(p->y + (t + i) * p->y_stride + row, gates + i * PANEL,

@@ -15,9 +15,24 @@ enum {
                         : 2, /* with quantized weights */
     MIDDLE = WIDE / 2,
     PLAIN = LANES == 16  ? 12
-            : LANES == 8 ? 6
-                         : 3
+            : LANES == 8 ? 5
+                         : 3, /* with others */
+    SMALL = LANES == 16  ? 4
+            : LANES == 8 ? 2
+                         : 1,
+    TWO = 2,                           /* panels at once */
+    PLAIN_PANELS = LANES == 16 ? 2 : 1 /* with a tile of PLAIN tokens */
 };
+
+/* Bytes by which memory is asked for weights before they are wanted. Processors that do so by
+ * themselves are slower at it; none that was measured loses by being asked. */
+enum { AHEAD = 2048, LINE = 64 };
+
+INLINE void ask(const void *weights, int64_t size)
+{
+#pragma GCC unroll 12
+    for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
+}
 
 /* ---- quantized weights ----------------------------------------------------------------------- */
 
@@ -167,8 +182,8 @@ INLINE void add_part(struct form f, int tile, enum part part, const struct scale
     }
 }
 
-INLINE void quantized_tile(enum pack pack, int tile, const uint8_t *panel, int64_t columns,
-                           const void *x, int64_t x_stride, float *y)
+INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *panel,
+                           int64_t columns, const void *x, int64_t x_stride, float *y)
 {
     struct form f = form_of(pack);
     vec acc[WIDE][VECS];
@@ -178,6 +193,7 @@ INLINE void quantized_tile(enum pack pack, int tile, const uint8_t *panel, int64
     for (int64_t g = 0; g < columns / GROUP; g++) {
         struct scales s;
         open_group(f, panel, g, &s);
+        if (tile == 1 || (LANES == 16 && fresh)) ask(s.q, f.group_bytes);
         if (f.halves) {
             add_part(f, tile, FIRST_16, &s, x, x_stride, g, acc);
             add_part(f, tile, LAST_16, &s, x, x_stride, g, acc);
@@ -200,12 +216,13 @@ INLINE void quantized_panel(enum pack pack, const uint8_t *panel, int64_t column
                             int64_t x_stride, int64_t n, float *y)
 {
     const char *row = x;
-    for (; n >= WIDE; n -= WIDE, row += WIDE * x_stride, y += WIDE * PANEL)
-        quantized_tile(pack, WIDE, panel, columns, row, x_stride, y);
-    for (; n >= MIDDLE; n -= MIDDLE, row += MIDDLE * x_stride, y += MIDDLE * PANEL)
-        quantized_tile(pack, MIDDLE, panel, columns, row, x_stride, y);
-    for (; n > 0; n--, row += x_stride, y += PANEL)
-        quantized_tile(pack, 1, panel, columns, row, x_stride, y);
+    bool fresh = true; /* not in the cache yet */
+    for (; n >= WIDE; n -= WIDE, row += WIDE * x_stride, y += WIDE * PANEL, fresh = false)
+        quantized_tile(pack, WIDE, fresh, panel, columns, row, x_stride, y);
+    for (; n >= MIDDLE; n -= MIDDLE, row += MIDDLE * x_stride, y += MIDDLE * PANEL, fresh = false)
+        quantized_tile(pack, MIDDLE, fresh, panel, columns, row, x_stride, y);
+    for (; n > 0; n--, row += x_stride, y += PANEL, fresh = false)
+        quantized_tile(pack, 1, fresh, panel, columns, row, x_stride, y);
 }
 
 INLINE void quantized(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_t stride,
@@ -217,14 +234,14 @@ INLINE void quantized(enum pack pack, const uint8_t *panels, int64_t n_panels, i
 
 /* ---- other weights --------------------------------------------------------------------------- */
 
-/* Vector v of column c of a panel. */
-INLINE vec plain_weight(enum pack pack, const uint8_t *panel, int64_t c, int v)
+/* Vector v of a panel's column 2 pair + odd. */
+INLINE vec plain_weight(enum pack pack, const uint8_t *panel, int64_t pair, int odd, int v)
 {
-    int64_t at = c * PANEL + v * LANES;
+    int64_t at = (2 * pair + odd) * PANEL + v * LANES;
     switch (pack) {
     case PACK_F32: return v_load((const float *)panel + at);
     case PACK_F16: return v_from_f16((const uint16_t *)panel + at);
-    default: return v_from_bf16_pair(panel + (c / 2 * PANEL + v * LANES) * 4, c % 2);
+    default: return v_from_bf16_pair(panel + pair * LINE + v * LANES * 4, odd);
     }
 }
 
@@ -242,105 +259,84 @@ INLINE int64_t segment_end(int64_t first, int64_t columns)
     return columns - first < SEGMENT ? columns : first + SEGMENT;
 }
 
-enum { PANELS_AT_ONCE = 2 };
-
-/* One token. Two panels at once where there are two: a single one has too few independent chains to
- * hide the latency of a fused multiply-add. */
-INLINE void plain_vector(enum pack pack, int n_panels, const uint8_t *panels, int64_t stride,
-                         int64_t columns, const float *x, float *y)
+/* A column of some panels times that of each token. */
+INLINE void plain_column(enum pack pack, int n_panels, int tile, const uint8_t *panels,
+                         int64_t stride, int64_t pair, int odd, const char *x, int64_t x_stride,
+                         vec acc[][PLAIN][VECS])
 {
+    vec w[TWO][VECS];
+    for (int p = 0; p < n_panels; p++)
+        for (int v = 0; v < VECS; v++)
+            w[p][v] = plain_weight(pack, panels + p * stride, pair, odd, v);
+#pragma GCC unroll 12
+    for (int t = 0; t < tile; t++) {
+        vec xc = v_set(((const float *)(x + t * x_stride))[2 * pair + odd]);
+        for (int p = 0; p < n_panels; p++)
+            for (int v = 0; v < VECS; v++) acc[p][t][v] = v_fma(w[p][v], xc, acc[p][t][v]);
+    }
+}
+
+/* n_panels * tile * VECS independent chains: enough of them hide the latency of a multiply-add.
+ * Weights become fp32 on the way, beside the arithmetic. */
+INLINE void plain_tile(enum pack pack, int n_panels, int tile, bool fresh, const uint8_t *panels,
+                       int64_t stride, int64_t columns, const char *x, int64_t x_stride, float *y,
+                       int64_t y_stride)
+{
+    const int PAIR_BYTES = pack == PACK_F32 ? 2 * LINE : LINE;
     for (int64_t first = 0, end; first < columns; first = end) {
-        vec acc[PANELS_AT_ONCE][VECS];
+        vec acc[TWO][PLAIN][VECS];
         end = segment_end(first, columns);
         for (int p = 0; p < n_panels; p++)
-            for (int v = 0; v < VECS; v++) acc[p][v] = v_set(0);
-        int64_t c = first;
-        for (; c + 2 <= end; c += 2) {
-#pragma GCC unroll 2
-            for (int odd = 0; odd < 2; odd++) {
-                vec xc = v_set(x[c + odd]);
+#pragma GCC unroll 12
+            for (int t = 0; t < tile; t++)
+                for (int v = 0; v < VECS; v++) acc[p][t][v] = v_set(0);
+        int64_t pair = first / 2;
+        for (; pair < end / 2; pair++) {
+            if (fresh)
                 for (int p = 0; p < n_panels; p++)
-                    for (int v = 0; v < VECS; v++)
-                        acc[p][v] = v_fma(plain_weight(pack, panels + p * stride, c + odd, v), xc,
-                                          acc[p][v]);
-            }
+                    ask(panels + p * stride + pair * PAIR_BYTES, PAIR_BYTES);
+            plain_column(pack, n_panels, tile, panels, stride, pair, 0, x, x_stride, acc);
+            plain_column(pack, n_panels, tile, panels, stride, pair, 1, x, x_stride, acc);
         }
-        for (; c < end; c++)
-            for (int p = 0; p < n_panels; p++)
-                for (int v = 0; v < VECS; v++)
-                    acc[p][v] = v_fma(plain_weight(pack, panels + p * stride, c, v), v_set(x[c]),
-                                      acc[p][v]);
-        for (int p = 0; p < n_panels; p++) end_segment(first, y + p * PANEL, acc[p]);
+        if (end % 2) plain_column(pack, n_panels, tile, panels, stride, pair, 0, x, x_stride, acc);
+        for (int p = 0; p < n_panels; p++)
+#pragma GCC unroll 12
+            for (int t = 0; t < tile; t++)
+                end_segment(first, y + p * y_stride + t * PANEL, acc[p][t]);
     }
 }
 
-INLINE void plain_expand(enum pack pack, const uint8_t *panel, int64_t columns, float *out)
+INLINE void plain_panels(enum pack pack, int n_panels, const uint8_t *panels, int64_t stride,
+                         int64_t columns, const char *x, int64_t x_stride, int64_t n, float *y)
 {
-    for (int64_t c = 0; c < columns; c++)
-        for (int v = 0; v < VECS; v++)
-            v_store(out + c * PANEL + v * LANES, plain_weight(pack, panel, c, v));
-}
-
-/* A panel in fp32; tile * VECS independent chains. */
-INLINE void plain_tile(int tile, const float *w, int64_t columns, const char *x, int64_t x_stride,
-                       float *y)
-{
-    for (int64_t first = 0, end; first < columns; first = end) {
-        vec acc[PLAIN][VECS];
-        end = segment_end(first, columns);
-#pragma GCC unroll 12
-        for (int t = 0; t < tile; t++)
-            for (int v = 0; v < VECS; v++) acc[t][v] = v_set(0);
-        for (int64_t c = first; c < end; c++) {
-            vec wc[VECS];
-            for (int v = 0; v < VECS; v++) wc[v] = v_load(w + c * PANEL + v * LANES);
-#pragma GCC unroll 12
-            for (int t = 0; t < tile; t++) {
-                vec xc = v_set(((const float *)(x + t * x_stride))[c]);
-                for (int v = 0; v < VECS; v++) acc[t][v] = v_fma(wc[v], xc, acc[t][v]);
-            }
-        }
-#pragma GCC unroll 12
-        for (int t = 0; t < tile; t++) end_segment(first, y + t * PANEL, acc[t]);
-    }
-}
-
-static void plain_panel(const float *w, int64_t columns, const char *x, int64_t x_stride, int64_t n,
-                        float *y)
-{
-    for (; n >= PLAIN; n -= PLAIN, x += PLAIN * x_stride, y += PLAIN * PANEL)
-        plain_tile(PLAIN, w, columns, x, x_stride, y);
-    for (; n >= PLAIN / 3; n -= PLAIN / 3, x += PLAIN / 3 * x_stride, y += PLAIN / 3 * PANEL)
-        plain_tile(PLAIN / 3, w, columns, x, x_stride, y);
-    for (; n > 0; n--, x += x_stride, y += PANEL) plain_tile(1, w, columns, x, x_stride, y);
+    int64_t y_stride = n * PANEL;
+    bool fresh = true;
+    for (; n >= PLAIN; n -= PLAIN, x += PLAIN * x_stride, y += PLAIN * PANEL, fresh = false)
+        for (int p = 0; p < n_panels; p += PLAIN_PANELS)
+            plain_tile(pack, n_panels < PLAIN_PANELS ? n_panels : PLAIN_PANELS, PLAIN, fresh,
+                       panels + p * stride, stride, columns, x, x_stride, y + p * y_stride,
+                       y_stride);
+    for (; n >= SMALL; n -= SMALL, x += SMALL * x_stride, y += SMALL * PANEL, fresh = false)
+        plain_tile(pack, n_panels, SMALL, fresh, panels, stride, columns, x, x_stride, y, y_stride);
+    for (; n > 0; n--, x += x_stride, y += PANEL, fresh = false)
+        plain_tile(pack, n_panels, 1, fresh, panels, stride, columns, x, x_stride, y, y_stride);
 }
 
 INLINE void plain(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_t stride,
-                  int64_t columns, const void *x, int64_t x_stride, int64_t n, float *scratch,
-                  float *y)
+                  int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y)
 {
     int64_t p = 0;
-    if (n == 1) {
-        for (; p + PANELS_AT_ONCE <= n_panels; p += PANELS_AT_ONCE)
-            plain_vector(pack, PANELS_AT_ONCE, panels + p * stride, stride, columns, x,
-                         y + p * PANEL);
-        for (; p < n_panels; p++)
-            plain_vector(pack, 1, panels + p * stride, stride, columns, x, y + p * PANEL);
-        return;
-    }
-    for (; p < n_panels; p++) {
-        const float *w = (const float *)(panels + p * stride);
-        if (pack != PACK_F32) {
-            plain_expand(pack, panels + p * stride, columns, scratch);
-            w = scratch;
-        }
-        plain_panel(w, columns, x, x_stride, n, y + p * n * PANEL);
-    }
+    for (; p + TWO <= n_panels; p += TWO)
+        plain_panels(pack, TWO, panels + p * stride, stride, columns, x, x_stride, n,
+                     y + p * n * PANEL);
+    if (p < n_panels)
+        plain_panels(pack, 1, panels + p * stride, stride, columns, x, x_stride, n,
+                     y + p * n * PANEL);
 }
 
 #if defined(__AVX512BF16__)
 /* Pairs of columns at a time, both in bf16. */
-INLINE void bf16_tile(int tile, const uint8_t *panel, int64_t pairs, const char *x,
+INLINE void bf16_tile(int tile, bool fresh, const uint8_t *panel, int64_t pairs, const char *x,
                       int64_t x_stride, float *y)
 {
     enum { PAIRS = SEGMENT / 2 };
@@ -350,7 +346,8 @@ INLINE void bf16_tile(int tile, const uint8_t *panel, int64_t pairs, const char 
 #pragma GCC unroll 12
         for (int t = 0; t < tile; t++) acc[t] = v_set(0);
         for (int64_t c = first; c < end; c++) {
-            __m512bh w = (__m512bh)_mm512_loadu_si512(panel + c * PANEL * 4);
+            __m512bh w = (__m512bh)_mm512_loadu_si512(panel + c * LINE);
+            if (fresh) ask(panel + c * LINE, LINE);
 #pragma GCC unroll 12
             for (int t = 0; t < tile; t++) {
                 int32_t pair;
@@ -366,51 +363,60 @@ INLINE void bf16_tile(int tile, const uint8_t *panel, int64_t pairs, const char 
 static void bf16_panel(const uint8_t *panel, int64_t pairs, const char *x, int64_t x_stride,
                        int64_t n, float *y)
 {
-    for (; n >= PLAIN; n -= PLAIN, x += PLAIN * x_stride, y += PLAIN * PANEL)
-        bf16_tile(PLAIN, panel, pairs, x, x_stride, y);
-    for (; n >= PLAIN / 3; n -= PLAIN / 3, x += PLAIN / 3 * x_stride, y += PLAIN / 3 * PANEL)
-        bf16_tile(PLAIN / 3, panel, pairs, x, x_stride, y);
-    for (; n > 0; n--, x += x_stride, y += PANEL) bf16_tile(1, panel, pairs, x, x_stride, y);
+    bool fresh = true;
+    for (; n >= PLAIN; n -= PLAIN, x += PLAIN * x_stride, y += PLAIN * PANEL, fresh = false)
+        bf16_tile(PLAIN, fresh, panel, pairs, x, x_stride, y);
+    for (; n >= SMALL; n -= SMALL, x += SMALL * x_stride, y += SMALL * PANEL, fresh = false)
+        bf16_tile(SMALL, fresh, panel, pairs, x, x_stride, y);
+    for (; n > 0; n--, x += x_stride, y += PANEL, fresh = false)
+        bf16_tile(1, fresh, panel, pairs, x, x_stride, y);
 }
 #endif
 
-static void bf16(const uint8_t *panels, int64_t n_panels, int64_t stride, int64_t columns,
-                 const void *x, int64_t x_stride, int64_t n, float *scratch, float *y)
+INLINE void bf16(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_t stride,
+                 int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y)
 {
 #if defined(__AVX512BF16__)
-    (void)scratch;
+    (void)pack;
     for (int64_t p = 0; p < n_panels; p++)
         bf16_panel(panels + p * stride, (columns + 1) / 2, x, x_stride, n, y + p * n * PANEL);
 #else
-    plain(PACK_BF16, panels, n_panels, stride, columns, x, x_stride, n, scratch, y);
+    plain(pack, panels, n_panels, stride, columns, x, x_stride, n, y);
 #endif
 }
 
 /* ---- the table's ----------------------------------------------------------------------------- */
 
+/* A function for each layout: together in one, compilers spend registers worse. */
+#define EACH_PACK(X)        \
+    X(PACK_F32, plain)      \
+    X(PACK_F16, plain)      \
+    X(PACK_BF16, bf16)      \
+    X(PACK_Q8_0, quantized) \
+    X(PACK_Q4_0, quantized) \
+    X(PACK_Q4_1, quantized) \
+    X(PACK_Q5_0, quantized) \
+    X(PACK_Q5_1, quantized) \
+    X(PACK_Q4_K, quantized) \
+    X(PACK_Q5_K, quantized) \
+    X(PACK_Q6_K, quantized)
+
+#define FUNCTION(pack, kind)                                                                  \
+    __attribute__((noinline)) static void product_##pack(                                     \
+        const void *panels, int64_t n_panels, int64_t stride, int64_t columns, const void *x, \
+        int64_t x_stride, int64_t n, float *y)                                                \
+    {                                                                                         \
+        kind(pack, panels, n_panels, stride, columns, x, x_stride, n, y);                     \
+    }
+EACH_PACK(FUNCTION)
+
 void KERNEL(product)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
-                     int64_t columns, const void *x, int64_t x_stride, int64_t n, float *scratch,
-                     float *y)
+                     int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y)
 {
-    switch (pack) { /* one specialised loop each */
-    case PACK_F32:
-        plain(PACK_F32, panels, n_panels, stride, columns, x, x_stride, n, scratch, y);
-        return;
-    case PACK_F16:
-        plain(PACK_F16, panels, n_panels, stride, columns, x, x_stride, n, scratch, y);
-        return;
-    case PACK_BF16: bf16(panels, n_panels, stride, columns, x, x_stride, n, scratch, y); return;
-#define QUANTIZED(pack) \
-    case pack: quantized(pack, panels, n_panels, stride, columns, x, x_stride, n, y); return;
-        QUANTIZED(PACK_Q8_0)
-        QUANTIZED(PACK_Q4_0)
-        QUANTIZED(PACK_Q4_1)
-        QUANTIZED(PACK_Q5_0)
-        QUANTIZED(PACK_Q5_1)
-        QUANTIZED(PACK_Q4_K)
-        QUANTIZED(PACK_Q5_K)
-        QUANTIZED(PACK_Q6_K)
-#undef QUANTIZED
+    switch (pack) {
+#define CASE(pack, kind) \
+    case pack: product_##pack(panels, n_panels, stride, columns, x, x_stride, n, y); return;
+        EACH_PACK(CASE)
     }
 }
 

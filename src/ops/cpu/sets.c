@@ -7,14 +7,22 @@
 
 static const struct kernels *forced;
 
+#if defined(__x86_64__)
+static bool has_slow_bf16(void)
+{
+    return has_avx512_bf16() && !has_fast_bf16();
+}
+#endif
+
 /* All sets, the best first, and what a machine must have for them. */
 static const struct {
     const struct kernels *kernels;
     bool (*usable)(void); /* NULL: nothing */
 } sets[] = {
 #if defined(__x86_64__)
-    {&kernels_avx512_bf16, has_avx512_bf16},
+    {&kernels_avx512_bf16, has_fast_bf16},
     {&kernels_avx512_vnni, has_avx512_vnni},
+    {&kernels_avx512_bf16, has_slow_bf16},
     {&kernels_avx512, has_avx512},
     {&kernels_avx2_vnni, has_avx_vnni},
     {&kernels_avx2, has_avx2},
