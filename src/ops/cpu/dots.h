@@ -55,16 +55,27 @@ INLINE dots i_set(int32_t n)
 {
     return I(set1_epi32)(n);
 }
+INLINE dots i_times(const int32_t *n, int power_of_2) /* in every lane; straight from memory */
+{
+    return I(slli_epi32)(I(set1_epi32)(*n), __builtin_ctz((unsigned)power_of_2));
+}
 INLINE vec v_from_dots(dots d)
 {
     return I(cvtepi32_ps)(d);
 }
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#if defined(__AVX512VNNI__)
-#define DOT(acc, w, x) I(dpbusd_epi32)(acc, w, x)
+#if defined(DOT) /* the emulator's */
+#elif defined(__AVX512VNNI__)
+/* The instruction reads the quad itself. As an intrinsic compilers load it first, and copy sums
+ * from register to register. */
+INLINE dots DOT(dots d, bytes w, const int8_t *x)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(d) : "v"(w), "m"(*(const int8_t(*)[4])x));
+    return d;
+}
 #else
-#define DOT(acc, w, x) _mm256_dpbusd_avx_epi32(acc, w, x)
+#define DOT(acc, w, x) _mm256_dpbusd_avx_epi32(acc, w, b_quad(x))
 #endif
 enum { SIGNED_OFFSET = 128 }; /* signed weights are made unsigned by adding it */
 INLINE bytes b_weights(enum magnitude m, bytes b)
@@ -76,7 +87,7 @@ INLINE dots d_begin(enum magnitude m, dots first)
     (void)m;
     return first;
 }
-INLINE dots d_add(enum magnitude m, dots d, bytes w0, bytes x0, bytes w1, bytes x1)
+INLINE dots d_add(enum magnitude m, dots d, bytes w0, const int8_t *x0, bytes w1, const int8_t *x1)
 {
     (void)m;
     return DOT(DOT(d, w0, x0), w1, x1);
@@ -86,7 +97,6 @@ INLINE dots d_end(enum magnitude m, dots d, dots first)
     (void)m, (void)first;
     return d;
 }
-#undef DOT
 #else
 enum { SIGNED_OFFSET = 0 };
 INLINE bytes b_weights(enum magnitude m, bytes b)
@@ -114,11 +124,12 @@ INLINE bytes signed_products(bytes w, bytes x) /* |w| 128 at most, |x| 127: they
     return I(maddubs_epi16)(I(abs_epi8)(w), I(sign_epi8)(x, w));
 }
 #endif
-INLINE dots d_add(enum magnitude m, dots d, bytes w0, bytes x0, bytes w1, bytes x1)
+INLINE dots d_add(enum magnitude m, dots d, bytes w0, const int8_t *x0, bytes w1, const int8_t *x1)
 {
     if (m == ANY_BYTE)
-        return add_pairs(add_pairs(d, signed_products(w0, x0)), signed_products(w1, x1));
-    bytes pairs = I(add_epi16)(I(maddubs_epi16)(w0, x0), I(maddubs_epi16)(w1, x1));
+        return add_pairs(add_pairs(d, signed_products(w0, b_quad(x0))),
+                         signed_products(w1, b_quad(x1)));
+    bytes pairs = I(add_epi16)(I(maddubs_epi16)(w0, b_quad(x0)), I(maddubs_epi16)(w1, b_quad(x1)));
     return m == UP_TO_15 ? I(add_epi16)(d, pairs) : add_pairs(d, pairs);
 }
 INLINE dots d_end(enum magnitude m, dots d, dots first)
@@ -170,6 +181,10 @@ INLINE dots i_set(int32_t n)
 {
     return (dots){n, n, n, n};
 }
+INLINE dots i_times(const int32_t *n, int power_of_2)
+{
+    return i_set(*n * power_of_2);
+}
 INLINE vec v_from_dots(dots d)
 {
     return __builtin_convertvector(d, vec);
@@ -193,10 +208,10 @@ INLINE dots dot(dots d, bytes w, bytes x) /* all weights fit in a signed byte */
     return d;
 #endif
 }
-INLINE dots d_add(enum magnitude m, dots d, bytes w0, bytes x0, bytes w1, bytes x1)
+INLINE dots d_add(enum magnitude m, dots d, bytes w0, const int8_t *x0, bytes w1, const int8_t *x1)
 {
     (void)m;
-    return dot(dot(d, w0, x0), w1, x1);
+    return dot(dot(d, w0, b_quad(x0)), w1, b_quad(x1));
 }
 INLINE dots d_end(enum magnitude m, dots d, dots first)
 {

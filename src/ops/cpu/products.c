@@ -13,7 +13,7 @@ enum {
     WIDE = LANES == 16  ? 12
            : LANES == 8 ? 4
                         : 2, /* with quantized weights */
-    MIDDLE = WIDE / 2,
+    MIDDLE = LANES == 16 ? 4 : WIDE / 2,
     PLAIN = LANES == 16  ? 12
             : LANES == 8 ? 5
                          : 3, /* with others */
@@ -142,9 +142,8 @@ INLINE void add_quads(struct form f, int tile, const uint8_t *weights, int a, in
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++) {
         const int8_t *q = group_of(x, x_stride, t, g)->q;
-        bytes xa = b_quad(q + 4 * a), xb = b_quad(q + 4 * b);
         for (int v = 0; v < VECS; v++)
-            sum[t][v] = d_add(f.magnitude, sum[t][v], wa[v], xa, wb[v], xb);
+            sum[t][v] = d_add(f.magnitude, sum[t][v], wa[v], q + 4 * a, wb[v], q + 4 * b);
     }
 }
 
@@ -157,7 +156,8 @@ INLINE void add_part(struct form f, int tile, enum part part, const struct scale
     dots sum[WIDE][VECS], first[WIDE];
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++) {
-        first[t] = i_set(f.offset ? f.offset * group_of(x, x_stride, t, g)->minus[part] : 0);
+        first[t] =
+            f.offset ? i_times(group_of(x, x_stride, t, g)->minus + part, f.offset) : i_set(0);
         for (int v = 0; v < VECS; v++) sum[t][v] = d_begin(f.magnitude, first[t]);
     }
     if (part != ALL) {

@@ -18,6 +18,7 @@
 #if LINNET_EMULATE_DOTS
 #define __AVX512VNNI__ 1
 #define __AVX512BF16__ 1
+#define DOT(acc, w, x) _mm512_dpbusd_epi32(acc, w, b_quad(x))
 #endif
 
 #undef _mm512_madd_epi16 /* SIMDe 0.7.4's alias has two parameters too many */
