@@ -86,11 +86,11 @@ static struct panel new_panel(enum dtype dtype, enum filling filling)
                                                : 601};
     int64_t row_bytes = dtype_bytes(dtype, p.columns);
     uint8_t *rows_data = new_rows(dtype, filling, ROWS, p.columns);
-    const void *rows[PANEL] = {NULL};
+    const void *rows[PANEL];
     float *row = malloc((size_t)p.columns * 4);
     p.values = calloc((size_t)(PANEL * p.columns), sizeof(double));
-    for (int r = 0; r < ROWS; r++) {
-        rows[r] = rows_data + r * row_bytes;
+    for (int r = 0; r < PANEL; r++) {
+        rows[r] = rows_data + r % ROWS * row_bytes;
         dtype_to_f32(dtype, rows[r], p.columns, row);
         for (int64_t c = 0; c < p.columns; c++) p.values[r * p.columns + c] = row[c];
     }

@@ -67,7 +67,7 @@ enum pack {
 enum pack pack_of(enum dtype dtype);
 /* Bytes of a panel of that many columns. */
 int64_t pack_panel_bytes(enum pack pack, int64_t columns);
-/* Fills a panel from up to 16 rows: row r's bytes are at rows[r], or NULL for a row of zeros. */
+/* Fills a panel from 16 rows: row r's bytes are at rows[r]. */
 void pack_panel(enum dtype dtype, const void *const rows[PANEL], int64_t columns, void *panel);
 
 /* The form in which a product wants a row of activations. */

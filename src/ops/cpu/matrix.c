@@ -75,10 +75,13 @@ static void pack_share(void *arg, int thread, int n_threads)
     int64_t begin, end, row_bytes = dtype_bytes(p->part->dtype, p->part->columns);
     pool_share(p->segment->n_panels, 1, thread, n_threads, &begin, &end);
     for (int64_t i = begin; i < end; i++) {
-        const void *rows[PANEL] = {NULL};
-        for (int64_t r = 0; r < PANEL && i * PANEL + r < p->part->rows; r++)
+        const void *rows[PANEL];
+        for (int64_t r = 0; r < PANEL; r++) {
+            int64_t row = i * PANEL + r; /* where there are no more, the first again: unused */
+            if (row >= p->part->rows) row = i * PANEL;
             rows[r] = (const char *)p->part->data +
-                      matrix_source_row(i * PANEL + r, p->part->interleaved) * row_bytes;
+                      matrix_source_row(row, p->part->interleaved) * row_bytes;
+        }
         pack_panel(p->part->dtype, rows, p->part->columns,
                    p->segment->panels + i * p->segment->stride);
     }

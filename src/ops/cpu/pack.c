@@ -43,6 +43,58 @@ int64_t pack_panel_bytes(enum pack pack, int64_t columns)
     return (columns + run_columns - 1) / run_columns * run_bytes;
 }
 
+/* ---- words of four bytes ---------------------------------------------------------------------
+ *
+ * In most layouts a row's bytes come in words that lie 16 words apart in the panel: so words of
+ * rows are turned into rows of words, four by four. */
+
+typedef uint32_t four __attribute__((vector_size(16)));
+
+/* out[w][r] = word w of row r, for four of each. */
+static inline void turn(const uint8_t *const rows[4], int64_t at, uint8_t *out)
+{
+    four a, b, c, d;
+    memcpy(&a, rows[0] + at, 16);
+    memcpy(&b, rows[1] + at, 16);
+    memcpy(&c, rows[2] + at, 16);
+    memcpy(&d, rows[3] + at, 16);
+    four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5),
+         cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7),
+         cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    a = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+    b = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    c = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
+    d = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+    memcpy(out, &a, 16);
+    memcpy(out + QUAD, &b, 16);
+    memcpy(out + 2 * QUAD, &c, 16);
+    memcpy(out + 3 * QUAD, &d, 16);
+}
+
+/* 4 n words of each row, from byte `at` on. */
+static inline void turn_fours(const uint8_t *const rows[PANEL], int64_t at, int64_t n, uint8_t *out)
+{
+    for (int64_t i = 0; i < n; i++, at += 16, out += 4 * QUAD)
+        for (int r = 0; r < PANEL; r += 4) turn(rows + r, at, out + 4 * r);
+}
+
+/* Whole rows of n words. */
+static void turn_rows(const uint8_t *const rows[PANEL], int64_t n, uint8_t *out)
+{
+    turn_fours(rows, 0, n / 4, out);
+    for (int64_t w = n / 4 * 4; w < n; w++)
+        for (int r = 0; r < PANEL; r++) memcpy(out + w * QUAD + 4 * r, rows[r] + 4 * w, 4);
+}
+
+static inline void turn_halves(const uint8_t *const rows[PANEL], int64_t at, uint8_t *out)
+{
+    for (int r = 0; r < PANEL; r++) memcpy(out + 2 * r, rows[r] + at, 2);
+}
+
+/* ---- formats of blocks: one block of each row to a run of the panel ----------------------------
+ */
+
 static void put_f16(uint8_t *run, int r, uint16_t h)
 {
     memcpy(run + 2 * r, &h, 2);
@@ -73,26 +125,23 @@ static void put_fifth(uint8_t *fifth, int r, uint32_t high)
     }
 }
 
-static void put_q8_0(const void *block, int r, uint8_t *run)
+static void put_q8_0(const uint8_t *const blocks[PANEL], uint8_t *run)
 {
-    const uint8_t *b = block;
-    memcpy(run + 2 * r, b, 2);
-    for (int i = 0; i < 8; i++) memcpy(run + HALVES + i * QUAD + 4 * r, b + 2 + 4 * i, 4);
+    turn_halves(blocks, 0, run);
+    turn_fours(blocks, 2, 2, run + HALVES);
 }
 
-static void put_q4_0(const void *block, int r, uint8_t *run)
+static void put_q4_0(const uint8_t *const blocks[PANEL], uint8_t *run)
 {
-    const uint8_t *b = block;
-    memcpy(run + 2 * r, b, 2);
-    put_nibbles(run + HALVES, r, b + 2);
+    turn_halves(blocks, 0, run);
+    turn_fours(blocks, 2, 1, run + HALVES);
 }
 
-static void put_q4_1(const void *block, int r, uint8_t *run)
+static void put_q4_1(const uint8_t *const blocks[PANEL], uint8_t *run)
 {
-    const uint8_t *b = block;
-    memcpy(run + 2 * r, b, 2);
-    memcpy(run + HALVES + 2 * r, b + 2, 2);
-    put_nibbles(run + 2 * HALVES, r, b + 4);
+    turn_halves(blocks, 0, run);
+    turn_halves(blocks, 2, run + HALVES);
+    turn_fours(blocks, 4, 1, run + 2 * HALVES);
 }
 
 static void put_q5(const uint8_t high[4], const uint8_t q[16], int r, uint8_t *quants)
@@ -170,49 +219,73 @@ static void put_q6_k(const void *block, int r, uint8_t *run)
         p[PANEL + r] = (uint8_t)b.scales[2 * g + 1];
         gather_nibbles(b.low + g / 4 * 64 + g % 2 * 32, g % 4 >= 2, nibbles);
         put_nibbles(p + 2 * PANEL, r, nibbles);
-        uint8_t *sixth = p + 2 * PANEL + NIBBLES + 4 * r;
+        uint8_t sixth[2][4] = {{0}};
         for (int j = 0; j < GROUP; j++) { /* column 4 i + k of a half to bits 2 i of byte k */
             int bits = b.high[g / 4 * 32 + j] >> 2 * (g % 4) & 3;
-            sixth[j / 16 * QUAD + j % 4] |= (uint8_t)(bits << 2 * (j % 16 / 4));
+            sixth[j / 16][j % 4] |= (uint8_t)(bits << 2 * (j % 16 / 4));
         }
+        for (int half = 0; half < 2; half++)
+            memcpy(p + 2 * PANEL + NIBBLES + half * QUAD + 4 * r, sixth[half], 4);
     }
 }
 
-static void pack_plain(const void *const rows[PANEL], int64_t columns, int size, bool pairs,
-                       uint8_t *panel)
+/* A block of one row. */
+#define ROW_BY_ROW(format)                                                      \
+    static void rows_##format(const uint8_t *const blocks[PANEL], uint8_t *run) \
+    {                                                                           \
+        for (int r = 0; r < PANEL; r++) put_##format(blocks[r], r, run);        \
+    }
+ROW_BY_ROW(q5_0)
+ROW_BY_ROW(q5_1)
+ROW_BY_ROW(q4_k)
+ROW_BY_ROW(q5_k)
+ROW_BY_ROW(q6_k)
+
+/* ---- panels ------------------------------------------------------------------------------------
+ */
+
+static void pack_f16(const uint8_t *const rows[PANEL], int64_t columns, uint8_t *panel)
 {
-    for (int r = 0; r < PANEL; r++) {
-        const uint8_t *row = rows[r];
-        if (!row) continue;
-        if (size == 4)
-            for (int64_t c = 0; c < columns; c++)
-                memcpy(panel + (c * PANEL + r) * 4, row + c * 4, 4);
-        else if (pairs)
-            for (int64_t c = 0; c < columns; c += 2)
-                memcpy(panel + (c * PANEL + 2 * r) * 2, row + c * 2, c + 1 < columns ? 4 : 2);
-        else
-            for (int64_t c = 0; c < columns; c++)
-                memcpy(panel + (c * PANEL + r) * 2, row + c * 2, 2);
+    enum { CHUNK = 32 }; /* columns whose part of the panel stays in the nearest cache */
+    for (int64_t first = 0; first < columns; first += CHUNK)
+        for (int r = 0; r < PANEL; r++)
+            for (int64_t c = first; c < columns && c < first + CHUNK; c++)
+                memcpy(panel + (c * PANEL + r) * 2, rows[r] + c * 2, 2);
+}
+
+static void pack_bf16(const uint8_t *const rows[PANEL], int64_t columns, uint8_t *panel)
+{
+    int64_t pairs = columns / 2;
+    turn_rows(rows, pairs, panel);
+    if (columns % 2 == 0) return;
+    memset(panel + pairs * QUAD, 0, QUAD);
+    for (int r = 0; r < PANEL; r++) memcpy(panel + pairs * QUAD + 4 * r, rows[r] + pairs * 4, 2);
+}
+
+static void pack_rows(enum dtype dtype, const uint8_t *const rows[PANEL], int64_t columns,
+                      uint8_t *panel)
+{
+    static void (*const put[DTYPE_COUNT])(const uint8_t *const[PANEL], uint8_t *) = {
+        [DTYPE_Q8_0] = put_q8_0,  [DTYPE_Q4_0] = put_q4_0,  [DTYPE_Q4_1] = put_q4_1,
+        [DTYPE_Q5_0] = rows_q5_0, [DTYPE_Q5_1] = rows_q5_1, [DTYPE_Q4_K] = rows_q4_k,
+        [DTYPE_Q5_K] = rows_q5_k, [DTYPE_Q6_K] = rows_q6_k};
+    if (dtype == DTYPE_F32) turn_rows(rows, columns, panel);
+    if (dtype == DTYPE_F16) pack_f16(rows, columns, panel);
+    if (dtype == DTYPE_BF16) pack_bf16(rows, columns, panel);
+    if (!put[dtype]) return;
+    int64_t run_columns, run_bytes, block_bytes = dtype_block_bytes(dtype);
+    run_of(pack_of(dtype), &run_columns, &run_bytes);
+    const uint8_t *blocks[PANEL];
+    for (int r = 0; r < PANEL; r++) blocks[r] = rows[r];
+    for (int64_t run = 0; run < columns / run_columns; run++, panel += run_bytes) {
+        put[dtype](blocks, panel);
+        for (int r = 0; r < PANEL; r++) blocks[r] += block_bytes;
     }
 }
 
 void pack_panel(enum dtype dtype, const void *const rows[PANEL], int64_t columns, void *panel)
 {
-    static void (*const put[DTYPE_COUNT])(const void *, int, uint8_t *) = {
-        [DTYPE_Q8_0] = put_q8_0, [DTYPE_Q4_0] = put_q4_0, [DTYPE_Q4_1] = put_q4_1,
-        [DTYPE_Q5_0] = put_q5_0, [DTYPE_Q5_1] = put_q5_1, [DTYPE_Q4_K] = put_q4_k,
-        [DTYPE_Q5_K] = put_q5_k, [DTYPE_Q6_K] = put_q6_k};
-    enum pack pack = pack_of(dtype);
-    memset(panel, 0, (size_t)pack_panel_bytes(pack, columns));
-    if (!put[dtype]) {
-        pack_plain(rows, columns, (int)dtype_block_bytes(dtype), pack == PACK_BF16, panel);
-        return;
-    }
-    int64_t run_columns, run_bytes, block_bytes = dtype_block_bytes(dtype);
-    run_of(pack, &run_columns, &run_bytes);
-    for (int64_t run = 0; run < columns / run_columns; run++)
-        for (int r = 0; r < PANEL; r++)
-            if (rows[r])
-                put[dtype]((const uint8_t *)rows[r] + run * block_bytes, r,
-                           (uint8_t *)panel + run * run_bytes);
+    const uint8_t *row[PANEL];
+    for (int r = 0; r < PANEL; r++) row[r] = rows[r];
+    pack_rows(dtype, row, columns, panel);
 }
