@@ -167,6 +167,9 @@ typedef struct linnet_engine_options {
     bool enforce_eager; /* GPU: no graphs. Changes no bit */
     linnet_progress_fn progress;
     void *progress_user;
+    /* What keys and values are kept in: "auto" (NULL): fp32 on the CPU, bf16 on a GPU; "int8": 8
+     * bits and a scale for each token and head, CPU only. docs/numerics.md has the error. */
+    const char *kv_cache_dtype;
 } linnet_engine_options;
 
 /* What an engine with these options will take, known before anything is loaded. Bytes. */
@@ -175,8 +178,9 @@ typedef struct linnet_plan {
     int64_t weights, kv_cache, activations, total, available;
     int32_t n_blocks, block_tokens, max_model_len, max_num_seqs, max_num_batched_tokens, threads;
     int64_t kv_bytes_per_token;
-    const char *device_reason; /* why "auto" took no GPU; NULL: it did, or was not asked */
-    int64_t scratch;           /* GPU: what loading and recorded steps take besides */
+    const char *device_reason;  /* why "auto" took no GPU; NULL: it did, or was not asked */
+    int64_t scratch;            /* GPU: what loading and recorded steps take besides */
+    const char *kv_cache_dtype; /* "fp32", "bf16", "int8"; static storage */
 } linnet_plan;
 
 /* LINNET_MEMORY or LINNET_TOO_LONG, with the numbers and the largest length that would fit. */
@@ -371,8 +375,8 @@ LINNET_API double linnet_measure_bandwidth(const char *device, int32_t threads);
 
 /*
  * What the processor computes at most with every operand in a register, in operations a second (a
- * multiply-add is two), by `threads` at once (0: all). 0: it has no such instruction, or it was not
- * measured: the device is a GPU.
+ * multiply-add is two), by `threads` at once (0: all). 0: it has no such instruction, or a slow one
+ * that is not used (Intel's dot products of bf16), or it was not measured: the device is a GPU.
  */
 typedef struct linnet_peaks {
     double fp32; /* fused multiply-adds */
@@ -384,7 +388,7 @@ typedef struct linnet_peaks {
 LINNET_API void linnet_measure_peaks(const char *device, int32_t threads, linnet_peaks *peaks);
 
 /* The one that bounds products with weights of a type ("Q4_1", as linnet_model_info names it): int8
- * for quantized ones, bf16 for BF16, else and where the machine has none of these fp32.
+ * for quantized ones, bf16 for BF16, else and where these are 0 fp32.
  * *arithmetic, if not NULL: "int8", "bf16" or "fp32". */
 LINNET_API double linnet_peak_of(const linnet_peaks *peaks, const char *dtype,
                                  const char **arithmetic);

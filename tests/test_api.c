@@ -179,6 +179,18 @@ static void plans(void **state)
     o = (linnet_engine_options){.device = "cuda:63"}; /* nobody has that many */
     assert_int_not_equal(linnet_engine_plan(model, &o, &plan, &err), LINNET_OK);
     expect(&err, "use --device cpu");
+    assert_string_equal(plan.kv_cache_dtype, "fp32");
+    const int64_t values = plan.kv_bytes_per_token / 4;
+    o = (linnet_engine_options){.device = "cpu", .kv_cache_dtype = "int8"};
+    assert_ok(linnet_engine_plan(model, &o, &plan, &err), err);
+    assert_string_equal(plan.kv_cache_dtype, "int8");
+    assert_true(plan.kv_bytes_per_token > values && plan.kv_bytes_per_token < values * 3 / 2);
+    o.kv_cache_dtype = "auto";
+    assert_ok(linnet_engine_plan(model, &o, &plan, &err), err);
+    assert_int_equal(plan.kv_bytes_per_token, 4 * values);
+    o.kv_cache_dtype = "fp8";
+    assert_int_equal(linnet_engine_plan(model, &o, &plan, &err), LINNET_INVALID);
+    expect(&err, "use auto or int8");
     o = (linnet_engine_options){.device = "tpu"};
     assert_int_equal(linnet_engine_plan(model, &o, &plan, &err), LINNET_INVALID);
     o = (linnet_engine_options){.device = "cpu", .max_num_seqs = 64, .max_num_batched_tokens = 32};

@@ -5,6 +5,8 @@
  *
  * docs/numerics.md says which of the five old bugs shows here; script/mutants puts them back.
  */
+#include <math.h>
+
 #include "support.h"
 
 #include "engine/api_internal.h"
@@ -158,13 +160,13 @@ static void stages_agree(struct world *w)
 }
 
 /* A prompt and one more token, on 1 to 5 threads. */
-static void threads_agree(const char *path)
+static void threads_agree(const char *path, enum kv_type kv)
 {
     struct world w;
     static struct test_sequence s;
     float *want[2] = {NULL}, *got[1];
     for (int threads = 1; threads <= 5; threads++) {
-        world_open(&w, path, &ops_cpu, threads);
+        world_open(&w, path, &ops_cpu, threads, kv);
         float *all = rows_of(&w, 1, got);
         make_sequence(&w, 1, 100, &s);
         for (int step = 0; step < 2; step++) {
@@ -181,10 +183,10 @@ static void threads_agree(const char *path)
     free(want[0]), free(want[1]);
 }
 
-static void check_ops(const char *path, const struct ops *ops)
+static void check_ops(const char *path, const struct ops *ops, enum kv_type kv)
 {
     struct world w;
-    world_open(&w, path, ops, 2);
+    world_open(&w, path, ops, 2, kv);
     alone_equals_batch(&w);
     whole_equals_chunks(&w);
     mixed_steps_equal_alone(&w);
@@ -198,19 +200,60 @@ static void check_all(const char *path, bool every_backend)
     char copy[1200];
     struct device gpu;
     snprintf(copy, sizeof copy, "%s", path);
-    if (every_backend) check_ops(copy, &ops_reference);
+    if (every_backend) check_ops(copy, &ops_reference, KV_OWN);
     for (int i = 0; kernels_usable(i); i++) {
         const char *set = kernels_usable(i)->name;
         if (!every_backend && strcmp(set, "generic") == 0) continue;
         assert_true(ops_cpu_force(set));
-        check_ops(copy, &ops_cpu);
-        threads_agree(copy);
+        check_ops(copy, &ops_cpu, KV_OWN);
+        threads_agree(copy, KV_OWN);
+        if (i > 0) continue;
+        check_ops(copy, &ops_cpu, KV_INT8);
+        threads_agree(copy, KV_INT8);
     }
     ops_cpu_force(NULL);
     if (find_device("cuda", &gpu, NULL) == LINNET_OK) {
         print_message("%s: %s\n", gpu.text, copy);
-        check_ops(copy, gpu.ops);
+        check_ops(copy, gpu.ops, KV_OWN);
     }
+}
+
+/* What the cache holds in 8 bits is the nearest of 255 steps to what it holds in fp32. In the first
+ * layer, where both were computed alike. */
+static void keys_and_values_in_8_bits(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    struct world w[2];
+    static struct test_sequence s;
+    linnet_error err;
+    for (int i = 0; i < 2; i++) {
+        world_open(&w[i], data_path("qwen3-tiny"), &ops_cpu, 2, i ? KV_INT8 : KV_OWN);
+        make_sequence(&w[i], 1, N, &s);
+        float *logits = malloc((size_t)w[i].vocab * sizeof(float));
+        assert_ok(simple_forward(w[i].simple, s.tokens, N, 0, N, 7, false, logits, &err), err);
+        free(logits);
+    }
+    const struct shape *shape = &w[0].config.shape;
+    int32_t width = shape->n_kv_heads * shape->head_dim;
+    float *kv[2] = {malloc(2 * (size_t)width * sizeof(float)),
+                    malloc(2 * (size_t)width * sizeof(float))};
+    bool rounded = false;
+    for (int32_t slot = 0; slot < N; slot++) {
+        for (int i = 0; i < 2; i++)
+            w[i].decoder->ops->read_kv(w[i].decoder->backend, 0, slot, kv[i], kv[i] + width);
+        for (int32_t at = 0; at < 2 * width; at += shape->head_dim) {
+            float max = 0;
+            for (int32_t d = at; d < at + shape->head_dim; d++) max = fmaxf(max, fabsf(kv[0][d]));
+            for (int32_t d = at; d < at + shape->head_dim; d++) {
+                assert_true(fabsf(kv[0][d] - kv[1][d]) <= max / 254 * 1.0001f);
+                if (kv[0][d] != kv[1][d]) rounded = true;
+            }
+        }
+    }
+    assert_true(rounded);
+    free(kv[0]), free(kv[1]);
+    world_close(&w[0]), world_close(&w[1]);
 }
 
 static void own_models(void **state)
@@ -237,7 +280,8 @@ static void reference_models(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(own_models),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(keys_and_values_in_8_bits),
+                                       cmocka_unit_test(own_models),
                                        cmocka_unit_test(reference_models)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,14 +65,14 @@ static uint8_t *new_rows(enum dtype dtype, enum filling filling, int64_t rows, i
     return data;
 }
 
-enum { ROWS = 13, TOKENS = 29 }; /* a panel that is not full, tokens that are no whole tile */
+enum { ROWS = 13, TOKENS = 29 }; /* which repeat in a panel; tokens that are no whole tile */
 
-/* A panel of random rows, the last ones missing, with their values in double. */
+/* Three panels of random rows, each from another row on, and the first one's values in double. */
 struct panel {
     enum dtype dtype;
     enum pack pack;
-    int64_t columns, bytes;
-    uint8_t *data;  /* three of them, the same */
+    int64_t columns, bytes, stride;
+    uint8_t *data;  /* of the panels, a stride apart: there is room between them */
     double *values; /* [PANEL, columns] */
 };
 
@@ -95,8 +95,13 @@ static struct panel new_panel(enum dtype dtype, enum filling filling)
         for (int64_t c = 0; c < p.columns; c++) p.values[r * p.columns + c] = row[c];
     }
     p.bytes = pack_panel_bytes(p.pack, p.columns);
-    p.data = malloc((size_t)(3 * p.bytes));
-    for (int i = 0; i < 3; i++) pack_panel(dtype, rows, p.columns, p.data + i * p.bytes);
+    p.stride = p.bytes + 64;
+    p.data = malloc((size_t)(3 * p.stride));
+    for (int i = 0; i < 3; i++) {
+        const void *turned[PANEL];
+        for (int r = 0; r < PANEL; r++) turned[r] = rows[(r + i) % PANEL];
+        pack_panel(dtype, turned, p.columns, p.data + i * p.stride);
+    }
     free(row), free(rows_data);
     return p;
 }
@@ -149,20 +154,22 @@ static struct activations new_activations(const struct kernels *k, const struct 
 static void check_products(enum dtype dtype, enum filling filling)
 {
     struct panel p = new_panel(dtype, filling);
-    static float many[3 * TOKENS * PANEL], few[3 * TOKENS * PANEL];
+    static float many[3][TOKENS * PANEL], few[3 * TOKENS * PANEL];
     for (int i = 0; i < n_usable; i++) {
         const struct kernels *k = usable[i];
         struct activations a = new_activations(k, &p, filling == RANDOM);
-        k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS, many);
+        for (int panel = 0; panel < 3; panel++)
+            k->product(p.pack, p.data + panel * p.stride, 1, p.stride, p.columns, a.rows, a.stride,
+                       TOKENS, many[panel]);
         for (int n = 1; n < TOKENS; n++) {
-            k->product(p.pack, p.data, 3, p.bytes, p.columns, a.rows, a.stride, n, few);
+            k->product(p.pack, p.data, 3, p.stride, p.columns, a.rows, a.stride, n, few);
             for (int panel = 0; panel < 3; panel++)
-                assert_memory_equal(few + panel * n * PANEL, many, (size_t)n * PANEL * 4);
+                assert_memory_equal(few + panel * n * PANEL, many[panel], (size_t)n * PANEL * 4);
         }
         for (int t = 0; t < TOKENS; t++) {
             k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows + t * a.stride, a.stride, 1,
                        few);
-            assert_memory_equal(few, many + t * PANEL, PANEL * 4);
+            assert_memory_equal(few, many[0] + t * PANEL, PANEL * 4);
             for (int r = 0; r < PANEL; r++) {
                 double sum = 0, size = 0; /* worst case: K u sum |a b| */
                 for (int64_t c = 0; c < p.columns; c++) {
@@ -326,6 +333,44 @@ static void silu_keeps_its_limits(void **state)
     }
 }
 
+/* Room for a cache in 8 bits of so many floats of keys or values. */
+#define BYTES_FOR(floats, head_dim) ((floats) / (16 * (head_dim)) * (16 * (head_dim) + 64))
+
+/* A token's values, `stride` floats apart, to integers at `to`; the floats become what these stand
+ * for. Returns the scale, NaN where a value is not finite. */
+static float to_int8(float *x, int n, int stride, int8_t *to)
+{
+    float max = 0;
+    for (int d = 0; d < n; d++) {
+        if (!isfinite(x[d * stride])) return NAN;
+        max = fmaxf(max, fabsf(x[d * stride]));
+    }
+    for (int d = 0; d < n; d++) {
+        to[d * stride] = (int8_t)(max > 0 ? lrintf(x[d * stride] / max * 127) : 0);
+        x[d * stride] = max / 127 * (float)to[d * stride];
+    }
+    return max / 127;
+}
+
+/* keys [n][head_dim][16] and values [n][16][head_dim] as the kernels want them, in 8 bits in
+ * `room`, 2 * BYTES_FOR. */
+static struct kv_head view(float *keys, float *values, int n, int head_dim, int8_t *room)
+{
+    int64_t bytes = room ? 16 * head_dim + 64 : 16 * head_dim * 4;
+    struct kv_head kv = {(const char *)keys, (const char *)values, bytes, room != NULL};
+    if (!room) return kv;
+    kv.keys = (const char *)room, kv.values = (const char *)room + n * bytes;
+    for (int which = 0; which < 2; which++)
+        for (int b = 0; b < n; b++, room += bytes)
+            for (int t = 0; t < 16; t++) {
+                float *x = (which ? values : keys) + b * head_dim * 16 + (which ? t * head_dim : t);
+                float scale =
+                    to_int8(x, head_dim, which ? 1 : 16, room + (which ? t * head_dim : t));
+                memcpy(room + 16 * head_dim + 4 * t, &scale, 4);
+            }
+    return kv;
+}
+
 /* Case N05: scores beyond half precision. One head of 128, q = k1 = 30, k2 differs in one element.
  */
 static void large_scores_stay_finite(void **state)
@@ -335,6 +380,7 @@ static void large_scores_stay_finite(void **state)
     static float keys[D * 16], values[16 * D], q[D], out[D],
         scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
     int32_t block = 0;
+    struct kv_head kv = view(keys, values, 1, D, NULL);
     for (int d = 0; d < D; d++) {
         q[d] = keys[d * 16] = keys[d * 16 + 1] = 30;
         values[d] = 1;
@@ -342,7 +388,7 @@ static void large_scores_stay_finite(void **state)
     }
     keys[5 * 16 + 1] = 27;
     for (int k = 0; k < n_usable; k++) {
-        usable[k]->attend(&(struct query){q, 2, out}, 1, keys, values, D * 16, &block, D, scratch);
+        usable[k]->attend(&(struct query){q, 2, out}, 1, &kv, &block, D, scratch);
         for (int d = 0; d < D; d++) assert_true(fabsf(out[d] - 0.99965f) < 1e-5f);
     }
 }
@@ -354,6 +400,7 @@ static void attention_keeps_nan(void **state)
     enum { D = 16 };
     static float keys[2 * D * 16], values[2 * 16 * D], q[D], out[D],
         scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
+    static int8_t room[2 * BYTES_FOR(2 * D * 16, D)];
     static const int32_t blocks[2] = {0, 1};
     static const int32_t places[] = {0, 7, 15, 16, 18};
     for (int i = 0; i < D; i++) q[i] = 1;
@@ -361,9 +408,9 @@ static void attention_keeps_nan(void **state)
         float *key = &keys[places[i] / 16 * D * 16 + places[i] % 16];
         for (int bad = 0; bad < 2; bad++) {
             *key = bad ? NAN : INFINITY;
-            for (int k = 0; k < n_usable; k++) {
-                usable[k]->attend(&(struct query){q, 19, out}, 1, keys, values, D * 16, blocks, D,
-                                  scratch);
+            for (int k = 0; k < 2 * n_usable; k++) {
+                struct kv_head kv = view(keys, values, 2, D, k % 2 ? room : NULL);
+                usable[k / 2]->attend(&(struct query){q, 19, out}, 1, &kv, blocks, D, scratch);
                 assert_true(isnan(out[0]));
             }
         }
@@ -372,10 +419,10 @@ static void attention_keeps_nan(void **state)
 }
 
 /* Attention over several chunks against the formula in double, for odd lengths and block orders. */
-static void attention_agrees_with_formula(void **state)
+static void check_attention(bool int8)
 {
-    (void)state;
     enum { D = 40, BLOCKS = 40 };
+    static int8_t room[2 * BYTES_FOR(BLOCKS * D * 16, D)];
     static float keys[BLOCKS * D * 16], values[BLOCKS * 16 * D],
         scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
     float q[D], out[D];
@@ -384,6 +431,7 @@ static void attention_agrees_with_formula(void **state)
     for (int i = 0; i < BLOCKS * D * 16; i++)
         keys[i] = uniform((uint64_t)i), values[i] = uniform((uint64_t)i + 77777);
     for (int d = 0; d < D; d++) q[d] = 4 * uniform((uint64_t)d + 5);
+    struct kv_head kv = view(keys, values, BLOCKS, D, int8 ? room : NULL);
     static const int32_t lengths[] = {1,   2,   15,  16,  17,  63,  64, 65,
                                       255, 256, 257, 300, 512, 513, 640};
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
@@ -398,8 +446,7 @@ static void attention_agrees_with_formula(void **state)
                 want[d] += p * values[table[i / 16] * D * 16 + i % 16 * D + d];
         }
         for (int k = 0; k < n_usable; k++) {
-            usable[k]->attend(&(struct query){q, lengths[l], out}, 1, keys, values, D * 16, table,
-                              D, scratch);
+            usable[k]->attend(&(struct query){q, lengths[l], out}, 1, &kv, table, D, scratch);
             for (int d = 0; d < D; d++)
                 if (!(fabs(out[d] - want[d] / sum) < 2e-6))
                     fail_msg("%s: %d keys: %g, expected %g", usable[k]->name, lengths[l], out[d],
@@ -408,12 +455,20 @@ static void attention_agrees_with_formula(void **state)
     }
 }
 
+static void attention_agrees_with_formula(void **state)
+{
+    (void)state;
+    check_attention(false);
+    check_attention(true);
+}
+
 /* A query gets the same bits alone and beside others, and keys beyond its own are not looked at,
  * whatever they are. */
 static void queries_do_not_depend_on_each_other(void **state)
 {
     (void)state;
     enum { D = 43, BLOCKS = 40, N = 11 };
+    static int8_t room[2 * BYTES_FOR(BLOCKS * D * 16, D)];
     static float keys[BLOCKS * D * 16], values[BLOCKS * 16 * D], q[N][D], together[N][D], alone[D],
         scratch[ATTENTION_QUERIES * (D + ATTENTION_CHUNK)];
     static const int32_t starts[] = {1, 5, 250, 254, 256, 500, 509};
@@ -433,11 +488,13 @@ static void queries_do_not_depend_on_each_other(void **state)
             struct query queries[N];
             for (int i = 0; i < N; i++)
                 queries[i] = (struct query){q[i], starts[l] + i * step, together[i]};
-            for (int k = 0; k < n_usable; k++) {
-                usable[k]->attend(queries, N, keys, values, D * 16, table, D, scratch);
+            for (int k = 0; k < 2 * n_usable; k++) {
+                const struct kernels *set = usable[k % n_usable];
+                struct kv_head kv = view(keys, values, BLOCKS, D, k < n_usable ? NULL : room);
+                set->attend(queries, N, &kv, table, D, scratch);
                 for (int i = 0; i < N; i++) {
-                    usable[k]->attend(&(struct query){q[i], queries[i].n_keys, alone}, 1, keys,
-                                      values, D * 16, table, D, scratch);
+                    set->attend(&(struct query){q[i], queries[i].n_keys, alone}, 1, &kv, table, D,
+                                scratch);
                     assert_memory_equal(alone, together[i], sizeof alone);
                     assert_true(isfinite(alone[0]));
                 }

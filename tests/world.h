@@ -37,8 +37,8 @@ struct world {
 };
 
 /* The checkpoint is the world's from now on. */
-static inline void world_open_with(struct world *w, struct checkpoint *cp, const struct ops *ops,
-                                   int threads, enum launching launching)
+static inline void world_open_kv(struct world *w, struct checkpoint *cp, const struct ops *ops,
+                                 int threads, enum launching launching, enum kv_type kv)
 {
     linnet_error err;
     struct limits limits = {.max_tokens = MAX_TOKENS,
@@ -46,6 +46,7 @@ static inline void world_open_with(struct world *w, struct checkpoint *cp, const
                             .max_seqs = MAX_SEQS,
                             .max_context = MAX_LEN,
                             .n_blocks = N_BLOCKS,
+                            .kv = kv,
                             .launching = launching};
     w->cp = cp;
     assert_ok(model_config_read(w->cp, &w->config, &err), err);
@@ -57,12 +58,19 @@ static inline void world_open_with(struct world *w, struct checkpoint *cp, const
     w->vocab = w->config.shape.vocab;
 }
 
-static inline void world_open(struct world *w, const char *path, const struct ops *ops, int threads)
+static inline void world_open_with(struct world *w, struct checkpoint *cp, const struct ops *ops,
+                                   int threads, enum launching launching)
+{
+    world_open_kv(w, cp, ops, threads, launching, KV_OWN);
+}
+
+static inline void world_open(struct world *w, const char *path, const struct ops *ops, int threads,
+                              enum kv_type kv)
 {
     linnet_error err;
     struct checkpoint *cp;
     assert_ok(checkpoint_open(path, &cp, &err), err);
-    world_open_with(w, cp, ops, threads, LAUNCH_BEST);
+    world_open_kv(w, cp, ops, threads, LAUNCH_BEST, kv);
 }
 
 static inline void world_close(struct world *w)

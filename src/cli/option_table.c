@@ -99,6 +99,12 @@ const struct option_spec option_table[OPTION_COUNT] = {
                                 .offset = FIELD(kv_cache_memory),
                                 .help = "memory for keys and values: 512M, 2G (default: enough for "
                                         "the longest sequence)"},
+    [OPTION_KV_CACHE_DTYPE] = {"kv-cache-dtype", NULL, 0, OPTION_KIND_CHOICE, GROUP_ENGINE,
+                               .argument = "TYPE", .choices = "auto|int8",
+                               .commands = ENGINE | PERPLEXITY, .offset = FIELD(kv_cache_dtype),
+                               .help = "what keys and values are kept in: the device's own (fp32, "
+                                       "on a GPU bf16), or 8 bits with a scale for each token and "
+                                       "head (CPU)"},
     [OPTION_NO_PREFIX_CACHING] = {"no-prefix-caching", NULL, 0, FLAG, .group = GROUP_ENGINE,
                                   .commands = ENGINE, .offset = FIELD(no_prefix_caching),
                                   .help = "compute equal beginnings of prompts again each time"},

@@ -95,6 +95,7 @@ linnet_engine_options session_engine_options(const struct options *o)
         .kv_cache_memory = o->kv_cache_memory,
         .no_prefix_caching = o->no_prefix_caching,
         .enforce_eager = o->enforce_eager,
+        .kv_cache_dtype = o->kv_cache_dtype,
     };
 }
 
@@ -121,15 +122,15 @@ linnet_sampling session_sampling(const struct session *s)
 
 json_t *session_plan_json(const linnet_plan *p)
 {
-    return json_pack("{s:s?,s:s?,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:I,s:i,s:i,s:i,s:i}", "device",
-                     p->device, "device_reason", p->device_reason, "scratch",
-                     (json_int_t)p->scratch, "weights", (json_int_t)p->weights, "kv_cache",
-                     (json_int_t)p->kv_cache, "activations", (json_int_t)p->activations, "total",
-                     (json_int_t)p->total, "available", (json_int_t)p->available, "n_blocks",
-                     p->n_blocks, "block_tokens", p->block_tokens, "kv_bytes_per_token",
-                     (json_int_t)p->kv_bytes_per_token, "max_model_len", p->max_model_len,
-                     "max_num_seqs", p->max_num_seqs, "max_num_batched_tokens",
-                     p->max_num_batched_tokens, "threads", p->threads);
+    return json_pack("{s:s?,s:s?,s:s?,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:I,s:i,s:i,s:i,s:i}",
+                     "device", p->device, "device_reason", p->device_reason, "kv_cache_dtype",
+                     p->kv_cache_dtype, "scratch", (json_int_t)p->scratch, "weights",
+                     (json_int_t)p->weights, "kv_cache", (json_int_t)p->kv_cache, "activations",
+                     (json_int_t)p->activations, "total", (json_int_t)p->total, "available",
+                     (json_int_t)p->available, "n_blocks", p->n_blocks, "block_tokens",
+                     p->block_tokens, "kv_bytes_per_token", (json_int_t)p->kv_bytes_per_token,
+                     "max_model_len", p->max_model_len, "max_num_seqs", p->max_num_seqs,
+                     "max_num_batched_tokens", p->max_num_batched_tokens, "threads", p->threads);
 }
 
 void session_device(const char *device, const char *reason, struct strbuf *out)
@@ -143,9 +144,9 @@ bool session_print_plan(const linnet_plan *p, struct strbuf *out)
     strbuf_text(out, "device       ");
     session_device(p->device, p->device_reason, out);
     strbuf_format(out, "\nweights      %s\n", output_bytes(p->weights));
-    strbuf_format(out, "KV cache     %s: %d blocks of %d tokens, %s a token\n",
+    strbuf_format(out, "KV cache     %s: %d blocks of %d tokens, %s a token, %s\n",
                   output_bytes(p->kv_cache), p->n_blocks, p->block_tokens,
-                  output_bytes(p->kv_bytes_per_token));
+                  output_bytes(p->kv_bytes_per_token), p->kv_cache_dtype);
     strbuf_format(out, "activations  %s\n", output_bytes(p->activations));
     if (p->scratch)
         strbuf_format(out, "scratch      %s: loading, recorded steps\n", output_bytes(p->scratch));

@@ -25,5 +25,7 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
                       const struct device *device, linnet_plan *plan, linnet_error *err);
 
 struct limits plan_limits(const linnet_plan *plan);
+/* What was asked for: KV_OWN where that is no known name. */
+enum kv_type plan_kv(const linnet_engine_options *o);
 
 #endif

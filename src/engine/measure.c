@@ -352,7 +352,8 @@ void linnet_measure_peaks(const char *device, int32_t threads, linnet_peaks *pea
     if (pool_create(threads, &pool, NULL) != LINNET_OK) return;
     peaks->fp32 = cpu_peak(pool, ARITHMETIC_F32);
     peaks->int8 = cpu_peak(pool, ARITHMETIC_INT8);
-    peaks->bf16 = cpu_peak(pool, ARITHMETIC_BF16);
+    if (d.ops->activation_error(DTYPE_BF16) > 0) /* the device uses them */
+        peaks->bf16 = cpu_peak(pool, ARITHMETIC_BF16);
     pool_destroy(pool);
 }
 
@@ -362,7 +363,6 @@ double linnet_peak_of(const linnet_peaks *peaks, const char *dtype, const char *
     while (type < DTYPE_COUNT && strcasecmp(dtype_name(type), dtype) != 0) type++;
     bool quantized = type < DTYPE_COUNT && dtype_block(type) > 1;
     double peak = quantized ? peaks->int8 : type == DTYPE_BF16 ? peaks->bf16 : 0;
-    if (!quantized && peak < peaks->fp32) peak = 0; /* where dot products are the slower way */
     if (arithmetic) *arithmetic = peak == 0 ? "fp32" : quantized ? "int8" : "bf16";
     return peak == 0 ? peaks->fp32 : peak;
 }

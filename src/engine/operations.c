@@ -62,7 +62,7 @@ static void add_attention(const struct measuring *m, const struct load *load, st
 {
     const struct shape *s = m->shape;
     double flops = 4 * load->keys * s->n_layers * s->n_heads * s->head_dim;
-    double token_bytes = (double)m->ops->cache_bytes(s, 1) / KV_BLOCK;
+    double token_bytes = (double)m->ops->cache_bytes(s, m->d->limits.kv, 1) / KV_BLOCK;
     w->bytes += load->cached * token_bytes;
     w->flops += flops;
     if (m->peaks->fp32 > 0) w->least_seconds += flops / m->peaks->fp32;

@@ -82,6 +82,9 @@ static linnet_status check_options(const linnet_engine_options *o, const struct 
     if (!status) status = check_option("max_model_len", o->max_model_len, INT32_MAX, err);
     if (!status) status = check_option("kv_cache_memory", o->kv_cache_memory, INT64_MAX, err);
     if (status) return status;
+    if (o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "auto") != 0 && plan_kv(o) == KV_OWN)
+        return error_set(err, LINNET_INVALID, "kv_cache_dtype \"%s\": use auto or int8",
+                         o->kv_cache_dtype);
     if (o->max_num_seqs && o->max_num_batched_tokens && o->max_num_seqs > o->max_num_batched_tokens)
         return error_set(err, LINNET_INVALID,
                          "max_num_seqs %d is more than max_num_batched_tokens %d: each sequence "
@@ -157,13 +160,19 @@ static linnet_status plan_own_cache(const linnet_engine_options *o, const struct
     return LINNET_OK;
 }
 
+enum kv_type plan_kv(const linnet_engine_options *o)
+{
+    return o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "int8") == 0 ? KV_INT8 : KV_OWN;
+}
+
 struct limits plan_limits(const linnet_plan *plan)
 {
     return (struct limits){.max_tokens = plan->max_num_batched_tokens,
                            .max_logits = plan->max_num_seqs,
                            .max_seqs = plan->max_num_seqs,
                            .max_context = plan->max_model_len,
-                           .n_blocks = plan->n_blocks};
+                           .n_blocks = plan->n_blocks,
+                           .kv = strcmp(plan->kv_cache_dtype, "int8") == 0 ? KV_INT8 : KV_OWN};
 }
 
 static void plan_batch(const linnet_engine_options *o, const struct habits *habits,
@@ -185,6 +194,13 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
     if (!status)
         status = decoder_check_tensors(m->checkpoint, config, device->ops, &plan->weights, err);
     if (status) return status;
+    enum kv_type kv = plan_kv(o);
+    if (kv == KV_INT8 && !device->ops->int8_kv)
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "kv_cache_dtype int8: on %s keys and values are bf16; use auto, or "
+                         "--device cpu",
+                         device->text);
+    plan->kv_cache_dtype = kv == KV_INT8 ? "int8" : device->gpu ? "bf16" : "fp32";
     struct habits habits = device_habits(device);
     plan->device = device->text;
     plan->device_reason = device->reason;
@@ -197,7 +213,7 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
     plan->activations = device->ops->buffer_bytes(&config->shape, &limits, plan->threads) +
                         decoder_buffer_bytes(config, &limits) +
                         (int64_t)(step_numbers(&limits) * sizeof(int32_t));
-    int64_t block = device->ops->cache_bytes(&config->shape, 1);
+    int64_t block = device->ops->cache_bytes(&config->shape, kv, 1);
     plan->kv_bytes_per_token = block / BLOCK_TOKENS;
     int64_t left = plan->available - plan->weights - plan->activations - plan->scratch;
     if (left < 0)

@@ -38,7 +38,8 @@ static linnet_status plan_scorer(const linnet_model *m, const linnet_engine_opti
         .max_model_len = length,
         .max_num_seqs = rows < 1 ? 1 : rows, /* the plan has a row of logits for each */
         .max_num_batched_tokens = tokens,
-        .kv_cache_memory = device->ops->cache_bytes(shape, 1) * blocks_for(length)};
+        .kv_cache_dtype = o->kv_cache_dtype};
+    one.kv_cache_memory = device->ops->cache_bytes(shape, plan_kv(&one), 1) * blocks_for(length);
     return plan_on(m, &one, device, plan, err);
 }
 

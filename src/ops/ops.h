@@ -78,12 +78,19 @@ enum launching {
     LAUNCH_EACH      /* each operation by itself: --enforce-eager */
 };
 
+/* What keys and values are kept in. */
+enum kv_type {
+    KV_OWN, /* the device's own: fp32 on the CPU, bf16 on a GPU */
+    KV_INT8 /* 8 bits, and a scale for each token and head (ops.int8_kv) */
+};
+
 struct limits {
     int32_t max_tokens; /* in a step */
     int32_t max_logits; /* rows of logits in a step */
     int32_t max_seqs;
     int32_t max_context; /* tokens of one sequence */
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
+    enum kv_type kv;
     enum launching launching;
 };
 
@@ -159,7 +166,7 @@ struct ops {
     /* Bytes, for the plan made before anything is loaded. */
     int64_t (*matrix_bytes)(enum dtype dtype, int64_t rows, int64_t columns);
     int64_t (*embedding_bytes)(enum dtype dtype, int64_t rows, int64_t columns);
-    int64_t (*cache_bytes)(const struct shape *shape, int32_t n_blocks);
+    int64_t (*cache_bytes)(const struct shape *shape, enum kv_type kv, int32_t n_blocks);
     int64_t (*buffer_bytes)(const struct shape *shape, const struct limits *limits,
                             int32_t n_threads);
 
@@ -226,6 +233,8 @@ struct ops {
     void (*read_buffer)(struct backend *b, enum buffer which, int32_t row, float *out);
     /* K and V of one slot: [n_kv_heads, head_dim] each */
     void (*read_kv)(struct backend *b, int32_t layer, int32_t slot, float *k, float *v);
+
+    bool int8_kv; /* has KV_INT8 */
 };
 
 extern const struct ops ops_reference; /* plain C, top to bottom readable */
@@ -236,7 +245,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 6 }; /* grows with every change of this header */
+enum { OPS_ABI = 7 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };

@@ -10,12 +10,6 @@
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static int64_t cpu_cache_bytes(const struct shape *s, int32_t n_blocks)
-{
-    return 2 * (int64_t)sizeof(float) * s->n_layers * n_blocks * KV_BLOCK * s->n_kv_heads *
-           s->head_dim;
-}
-
 /* Widths of the rows of each buffer; logits have rows of their own number. */
 static int64_t row_width(const struct shape *s)
 {
@@ -98,7 +92,7 @@ static linnet_status cpu_open(const struct shape *shape, const struct limits *li
     b->limits = *limits;
     b->pool = pool;
     b->kernels = kernels_chosen();
-    b->cache_bytes = (size_t)cpu_cache_bytes(shape, limits->n_blocks);
+    b->cache_bytes = (size_t)cpu_cache_bytes(shape, limits->kv, limits->n_blocks);
     b->buffer_bytes = (size_t)row_bytes(shape, limits);
     b->scratch_size = thread_scratch(shape, limits);
     size_t scratch = (size_t)b->scratch_size * (size_t)pool_threads(pool) * sizeof(float);
@@ -148,16 +142,6 @@ void cpu_for_rows(struct rows_work *work)
         pool_run(work->b->pool, rows_share, work);
 }
 
-/* This layer's keys (or values) of one block and kv head: 16 * head_dim floats. */
-static float *cache_block(const struct backend *b, int32_t layer, int values, int64_t block,
-                          int32_t kv_head)
-{
-    const struct shape *s = &b->shape;
-    int64_t head_size = (int64_t)KV_BLOCK * s->head_dim, block_size = head_size * s->n_kv_heads;
-    int64_t half = block_size * b->limits.n_blocks;
-    return b->cache + (2 * layer + values) * half + block * block_size + kv_head * head_size;
-}
-
 static void store_row(const struct rows_work *w, int64_t t)
 {
     struct backend *b = w->b;
@@ -170,14 +154,8 @@ static void store_row(const struct rows_work *w, int64_t t)
         if (norm) b->kernels->rmsnorm(head, norm->v, head_dim, s->norm_eps, head);
         b->kernels->rope(head, b->rope + t * head_dim, head_dim);
     }
-    int32_t slot = w->s->slot_mapping[t], offset = slot % KV_BLOCK;
-    for (int32_t h = 0; h < s->n_kv_heads; h++) {
-        const float *k = row + (s->n_heads + h) * head_dim, *v = k + s->n_kv_heads * head_dim;
-        float *keys = cache_block(b, w->layer, 0, slot / KV_BLOCK, h);
-        float *values = cache_block(b, w->layer, 1, slot / KV_BLOCK, h);
-        for (int32_t d = 0; d < head_dim; d++) keys[d * KV_BLOCK + offset] = k[d];
-        memcpy(values + offset * head_dim, v, (size_t)head_dim * sizeof(float));
-    }
+    const float *k = row + s->n_heads * head_dim;
+    cpu_store_kv(b, w->layer, w->s->slot_mapping[t], k, k + s->n_kv_heads * head_dim);
 }
 
 static void embed_row(const struct rows_work *w, int64_t t)
@@ -206,8 +184,7 @@ static void attend_some(const struct attention *a, int32_t seq, int32_t first_to
     const struct shape *shape = &b->shape;
     int32_t head_dim = shape->head_dim, group = shape->n_heads / shape->n_kv_heads, n = 0;
     int64_t q_stride = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * head_dim;
-    const float *keys = cache_block(b, a->layer, 0, 0, first_head / group),
-                *values = cache_block(b, a->layer, 1, 0, first_head / group);
+    struct kv_head kv = cpu_kv_head(b, a->layer, first_head / group);
     const int32_t *table = s->block_tables + (int64_t)seq * s->max_blocks;
     struct query queries[ATTENTION_QUERIES];
     for (int32_t t = first_token; t < end_token; t++)
@@ -217,9 +194,7 @@ static void attend_some(const struct attention *a, int32_t seq, int32_t first_to
                                .n_keys = s->positions[t] + 1,
                                .out = b->attn + ((int64_t)t * shape->n_heads + h) * head_dim};
             if (n < ATTENTION_QUERIES && (h + 1 < end_head || t + 1 < end_token)) continue;
-            b->kernels->attend(queries, n, keys, values,
-                               (int64_t)KV_BLOCK * head_dim * shape->n_kv_heads, table, head_dim,
-                               scratch);
+            b->kernels->attend(queries, n, &kv, table, head_dim, scratch);
             n = 0;
         }
 }
@@ -359,27 +334,6 @@ static void cpu_read_buffer(struct backend *b, enum buffer which, int32_t row, f
            (size_t)from[which].width * sizeof(float));
 }
 
-static void cpu_read_kv(struct backend *b, int32_t layer, int32_t slot, float *k, float *v)
-{
-    int32_t head_dim = b->shape.head_dim, offset = slot % KV_BLOCK;
-    for (int32_t h = 0; h < b->shape.n_kv_heads; h++) {
-        const float *keys = cache_block(b, layer, 0, slot / KV_BLOCK, h);
-        const float *values = cache_block(b, layer, 1, slot / KV_BLOCK, h);
-        for (int32_t d = 0; d < head_dim; d++) k[h * head_dim + d] = keys[d * KV_BLOCK + offset];
-        memcpy(v + h * head_dim, values + offset * head_dim, (size_t)head_dim * sizeof(float));
-    }
-}
-
-static void cpu_copy_blocks(struct backend *b, int32_t layer, const int32_t *from, int32_t to,
-                            int32_t n)
-{
-    size_t bytes = (size_t)(b->shape.n_kv_heads * KV_BLOCK * b->shape.head_dim) * sizeof(float);
-    for (int32_t i = 0; i < n; i++)
-        for (int values = 0; values < 2; values++)
-            memcpy(cache_block(b, layer, values, to + i, 0),
-                   cache_block(b, layer, values, from[i], 0), bytes);
-}
-
 static double cpu_activation_error(enum dtype dtype)
 {
     static const double of[] = {
@@ -412,4 +366,5 @@ const struct ops ops_cpu = {
     .logits = cpu_logits,
     .read_buffer = cpu_read_buffer,
     .read_kv = cpu_read_kv,
+    .int8_kv = true,
 };

@@ -43,7 +43,7 @@ struct backend {
     const struct kernels *kernels;
     struct matrix *matrices;
     struct vector *vectors;
-    float *cache; /* [n_layers][K, V][n_blocks][n_kv_heads][16 * head_dim] */
+    char *cache; /* cache.c */
     size_t cache_bytes;
     float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */
     char *forms; /* rows of a product's input in the forms that it wants */
@@ -100,7 +100,16 @@ void cpu_product(const struct product *p);
 int64_t cpu_forms_bytes(const struct shape *s, const struct limits *l);
 int64_t cpu_product_scratch(const struct shape *s, const struct limits *l);
 
+/* The cache (cache.c): a token's keys and values [n_kv_heads, head_dim] into its slot, and where a
+ * layer's of a kv head lie. */
+void cpu_store_kv(const struct backend *b, int32_t layer, int32_t slot, const float *k,
+                  const float *v);
+struct kv_head cpu_kv_head(const struct backend *b, int32_t layer, int32_t kv_head);
+
 /* ops.h. */
+int64_t cpu_cache_bytes(const struct shape *s, enum kv_type kv, int32_t n_blocks);
+void cpu_read_kv(struct backend *b, int32_t layer, int32_t slot, float *k, float *v);
+void cpu_copy_blocks(struct backend *b, int32_t layer, const int32_t *from, int32_t to, int32_t n);
 int64_t cpu_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns);
 linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts, int n_parts,
                               struct matrix **out, linnet_error *err);

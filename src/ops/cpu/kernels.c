@@ -81,13 +81,26 @@ struct tile {
     float *scores[ATTENTION_QUERIES], *part[ATTENTION_QUERIES];
 };
 
-/* Scores of n_blocks blocks of 16 keys; n_queries * n_blocks * VECS chains at once. */
-INLINE void score_blocks(int n_queries, int n_blocks, const struct tile *t, const float *keys,
-                         int64_t block_stride, const int32_t *blocks, int32_t at)
+/* LANES values, from the i-th of a block on. */
+INLINE vec kv_load(bool int8, const char *block, int64_t i)
 {
-    const float *k[4];
+    return int8 ? v_from_i8((const int8_t *)block + i)
+                : v_load((const float *)(const void *)block + i);
+}
+
+/* The scales of a block in 8 bits. */
+INLINE const float *kv_scales(const char *block, int head_dim)
+{
+    return (const float *)(const void *)(block + PANEL * head_dim);
+}
+
+/* Scores of n_blocks blocks of 16 keys; n_queries * n_blocks * VECS chains at once. */
+INLINE void score_blocks(bool int8, int n_queries, int n_blocks, const struct tile *t,
+                         const struct kv_head *kv, const int32_t *blocks, int32_t at)
+{
+    const char *k[4];
     vec acc[ATTENTION_QUERIES][4][VECS];
-    for (int b = 0; b < n_blocks; b++) k[b] = keys + blocks[b] * block_stride;
+    for (int b = 0; b < n_blocks; b++) k[b] = kv->keys + blocks[b] * kv->block_bytes;
 #pragma GCC unroll 4
     for (int i = 0; i < n_queries; i++)
 #pragma GCC unroll 4
@@ -97,7 +110,7 @@ INLINE void score_blocks(int n_queries, int n_blocks, const struct tile *t, cons
 #pragma GCC unroll 4
         for (int b = 0; b < n_blocks; b++) {
             vec key[VECS];
-            for (int v = 0; v < VECS; v++) key[v] = v_load(k[b] + d * PANEL + v * LANES);
+            for (int v = 0; v < VECS; v++) key[v] = kv_load(int8, k[b], d * PANEL + v * LANES);
 #pragma GCC unroll 4
             for (int i = 0; i < n_queries; i++)
                 for (int v = 0; v < VECS; v++)
@@ -108,26 +121,28 @@ INLINE void score_blocks(int n_queries, int n_blocks, const struct tile *t, cons
     for (int i = 0; i < n_queries; i++)
 #pragma GCC unroll 4
         for (int b = 0; b < n_blocks; b++)
-            for (int v = 0; v < VECS; v++)
-                v_store(t->scores[i] + at + b * PANEL + v * LANES, acc[i][b][v]);
+            for (int v = 0; v < VECS; v++) {
+                vec score = acc[i][b][v];
+                if (int8) score = score * v_load(kv_scales(k[b], t->head_dim) + v * LANES);
+                v_store(t->scores[i] + at + b * PANEL + v * LANES, score);
+            }
 }
 
-INLINE void chunk_scores(int n_queries, const struct tile *t, const float *keys,
-                         int64_t block_stride, const int32_t *blocks)
+INLINE void chunk_scores(bool int8, int n_queries, const struct tile *t, const struct kv_head *kv,
+                         const int32_t *blocks)
 {
     int at_once = n_queries == 1 ? 4 : n_queries == 2 ? 2 : 1;
     int32_t n_blocks = (t->n[n_queries - 1] + PANEL - 1) / PANEL, b = 0;
     for (; b + at_once <= n_blocks; b += at_once)
-        score_blocks(n_queries, at_once, t, keys, block_stride, blocks + b, b * PANEL);
-    for (; b < n_blocks; b++)
-        score_blocks(n_queries, 1, t, keys, block_stride, blocks + b, b * PANEL);
+        score_blocks(int8, n_queries, at_once, t, kv, blocks + b, b * PANEL);
+    for (; b < n_blocks; b++) score_blocks(int8, n_queries, 1, t, kv, blocks + b, b * PANEL);
 }
 
 /* part[d..d + width * LANES) += p v over keys begin to end, for n_queries queries from `query` on;
  * from 0 where begin is 0. */
-INLINE void add_values(int n_queries, int width, const struct tile *t, int query,
-                       const float *values, int64_t block_stride, const int32_t *blocks,
-                       int32_t begin, int32_t end, int32_t d)
+INLINE void add_values(bool int8, int n_queries, int width, const struct tile *t, int query,
+                       const struct kv_head *kv, const int32_t *blocks, int32_t begin, int32_t end,
+                       int32_t d)
 {
     vec acc[ATTENTION_QUERIES][8];
 #pragma GCC unroll 4
@@ -136,11 +151,11 @@ INLINE void add_values(int n_queries, int width, const struct tile *t, int query
         for (int w = 0; w < width; w++)
             acc[i][w] = begin ? v_load(t->part[query + i] + d + w * LANES) : v_set(0);
     for (int32_t key = begin; key < end; key++) {
-        const float *value =
-            values + blocks[key / PANEL] * block_stride + key % PANEL * t->head_dim + d;
+        const char *block = kv->values + blocks[key / PANEL] * kv->block_bytes;
+        int64_t value = key % PANEL * t->head_dim + d;
 #pragma GCC unroll 8
         for (int w = 0; w < width; w++) {
-            vec one = v_load(value + w * LANES);
+            vec one = kv_load(int8, block, value + w * LANES);
 #pragma GCC unroll 4
             for (int i = 0; i < n_queries; i++)
                 acc[i][w] = v_fma(one, v_set(t->scores[query + i][key]), acc[i][w]);
@@ -152,34 +167,50 @@ INLINE void add_values(int n_queries, int width, const struct tile *t, int query
         for (int w = 0; w < width; w++) v_store(t->part[query + i] + d + w * LANES, acc[i][w]);
 }
 
-INLINE void weigh_keys(int n_queries, const struct tile *t, int query, const float *values,
-                       int64_t block_stride, const int32_t *blocks, int32_t begin, int32_t end)
+INLINE void weigh_keys(bool int8, int n_queries, const struct tile *t, int query,
+                       const struct kv_head *kv, const int32_t *blocks, int32_t begin, int32_t end)
 {
     int width = n_queries == 1 ? 8 : n_queries == 2 ? 4 : 2;
     int32_t d = 0;
     for (; d + width * LANES <= t->head_dim; d += width * LANES)
-        add_values(n_queries, width, t, query, values, block_stride, blocks, begin, end, d);
+        add_values(int8, n_queries, width, t, query, kv, blocks, begin, end, d);
     for (; d + LANES <= t->head_dim; d += LANES)
-        add_values(n_queries, 1, t, query, values, block_stride, blocks, begin, end, d);
+        add_values(int8, n_queries, 1, t, query, kv, blocks, begin, end, d);
     for (; d < t->head_dim; d++)
         for (int i = query; i < query + n_queries; i++) {
             float sum = begin ? t->part[i][d] : 0;
-            for (int32_t key = begin; key < end; key++)
-                sum =
-                    fmaf(values[blocks[key / PANEL] * block_stride + key % PANEL * t->head_dim + d],
-                         t->scores[i][key], sum);
+            for (int32_t key = begin; key < end; key++) {
+                const char *block = kv->values + blocks[key / PANEL] * kv->block_bytes;
+                int64_t at = key % PANEL * t->head_dim + d;
+                float value = int8 ? (float)((const int8_t *)block)[at]
+                                   : ((const float *)(const void *)block)[at];
+                sum = fmaf(value, t->scores[i][key], sum);
+            }
             t->part[i][d] = sum;
         }
 }
 
 /* The keys that all queries look at, then what some look at besides: never one beyond its own,
  * whatever lies there. */
-INLINE void weigh_values(int n_queries, const struct tile *t, const float *values,
-                         int64_t block_stride, const int32_t *blocks)
+INLINE void weigh_values(bool int8, int n_queries, const struct tile *t, const struct kv_head *kv,
+                         const int32_t *blocks)
 {
-    weigh_keys(n_queries, t, 0, values, block_stride, blocks, 0, t->n[0]);
+    weigh_keys(int8, n_queries, t, 0, kv, blocks, 0, t->n[0]);
     for (int i = 1; i < n_queries; i++)
-        if (t->n[i] > t->n[0]) weigh_keys(1, t, i, values, block_stride, blocks, t->n[0], t->n[i]);
+        if (t->n[i] > t->n[0]) weigh_keys(int8, 1, t, i, kv, blocks, t->n[0], t->n[i]);
+}
+
+/* The weights of n values times the values' scales: what the integers are multiplied by. */
+static void scale_weights(float *weights, int32_t n, const struct tile *t, const struct kv_head *kv,
+                          const int32_t *blocks)
+{
+    for (int32_t key = 0; key < n; key += PANEL) { /* the last block's rest is not read */
+        const float *scales =
+            kv_scales(kv->values + blocks[key / PANEL] * kv->block_bytes, t->head_dim);
+        for (int v = 0; v < VECS; v++)
+            v_store(weights + key + v * LANES,
+                    v_load(weights + key + v * LANES) * v_load(scales + v * LANES));
+    }
 }
 
 /* Scales n scores in place. Returns their maximum; *probe is 0, or NaN if one is not finite. */
@@ -222,18 +253,29 @@ static float softmax_terms(float *scores, int32_t n, float max)
 }
 
 /* part = the chunk's weighted values; max and sum of exponentials of each query. */
-INLINE void attend_chunk(int n_queries, const struct tile *t, const float *keys,
-                         const float *values, int64_t block_stride, const int32_t *blocks,
-                         float *max, float *sum)
+INLINE void attend_chunk(bool int8, int n_queries, const struct tile *t, const struct kv_head *kv,
+                         const int32_t *blocks, float *max, float *sum)
 {
     float scale = 1.0f / sqrtf((float)t->head_dim);
-    chunk_scores(n_queries, t, keys, block_stride, blocks);
+    chunk_scores(int8, n_queries, t, kv, blocks);
     for (int i = 0; i < n_queries; i++) {
         float probe;
         max[i] = scale_scores(t->scores[i], t->n[i], scale, &probe);
         sum[i] = softmax_terms(t->scores[i], t->n[i], max[i]) + probe;
+        if (int8) scale_weights(t->scores[i], t->n[i], t, kv, blocks);
     }
-    weigh_values(n_queries, t, values, block_stride, blocks);
+    weigh_values(int8, n_queries, t, kv, blocks);
+}
+
+INLINE void attend_chunk_of(bool int8, const struct tile *t, const struct kv_head *kv,
+                            const int32_t *blocks, float *max, float *sum)
+{
+    switch (t->n_queries) {
+    case 4: attend_chunk(int8, 4, t, kv, blocks, max, sum); break;
+    case 3: attend_chunk(int8, 3, t, kv, blocks, max, sum); break;
+    case 2: attend_chunk(int8, 2, t, kv, blocks, max, sum); break;
+    default: attend_chunk(int8, 1, t, kv, blocks, max, sum);
+    }
 }
 
 /* out, max and sum of what came before and a chunk's, both brought to the larger maximum. */
@@ -248,9 +290,8 @@ static void merge_chunk(bool first, const float *part, float chunk_max, float ch
     *max = new_max;
 }
 
-static void attend_tile(const struct query *queries, int n, const float *keys, const float *values,
-                        int64_t block_stride, const int32_t *block_table, int32_t head_dim,
-                        float *scratch)
+static void attend_tile(const struct query *queries, int n, const struct kv_head *kv,
+                        const int32_t *block_table, int32_t head_dim, float *scratch)
 {
     float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES];
     for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK) {
@@ -266,18 +307,10 @@ static void attend_tile(const struct query *queries, int n, const float *keys, c
             t.scores[i] = t.part[i] + head_dim;
         }
         float chunk_max[ATTENTION_QUERIES], chunk_sum[ATTENTION_QUERIES];
-        switch (t.n_queries) {
-        case 4:
-            attend_chunk(4, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
-            break;
-        case 3:
-            attend_chunk(3, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
-            break;
-        case 2:
-            attend_chunk(2, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
-            break;
-        default: attend_chunk(1, &t, keys, values, block_stride, blocks, chunk_max, chunk_sum);
-        }
+        if (kv->int8)
+            attend_chunk_of(true, &t, kv, blocks, chunk_max, chunk_sum);
+        else
+            attend_chunk_of(false, &t, kv, blocks, chunk_max, chunk_sum);
         for (int i = 0; i < t.n_queries; i++)
             merge_chunk(first == 0, t.part[i], chunk_max[i], chunk_sum[i], head_dim,
                         queries[begin + i].out, &max[begin + i], &sum[begin + i]);
@@ -288,13 +321,12 @@ static void attend_tile(const struct query *queries, int n, const float *keys, c
     }
 }
 
-static void attend(const struct query *queries, int32_t n, const float *keys, const float *values,
-                   int64_t block_stride, const int32_t *block_table, int32_t head_dim,
-                   float *scratch)
+static void attend(const struct query *queries, int32_t n, const struct kv_head *kv,
+                   const int32_t *block_table, int32_t head_dim, float *scratch)
 {
     for (int32_t i = 0; i < n; i += ATTENTION_QUERIES)
-        attend_tile(queries + i, n - i < ATTENTION_QUERIES ? n - i : ATTENTION_QUERIES, keys,
-                    values, block_stride, block_table, head_dim, scratch);
+        attend_tile(queries + i, n - i < ATTENTION_QUERIES ? n - i : ATTENTION_QUERIES, kv,
+                    block_table, head_dim, scratch);
 }
 
 #define NAME_TEXT(set) #set

@@ -96,6 +96,15 @@ static inline int64_t activation_bytes(enum activation a, int64_t columns)
 enum { ATTENTION_CHUNK = 256 };
 enum { ATTENTION_QUERIES = 4 }; /* that share the loading of a key */
 
+/* One layer's keys and values of a kv head: block b of either is block_bytes b further. In fp32 a
+ * block is keys [head_dim][16] or values [16][head_dim]; in 8 bits int8_t in the same order, then a
+ * float for each of its tokens: q = scale i8. */
+struct kv_head {
+    const char *keys, *values;
+    int64_t block_bytes;
+    bool int8;
+};
+
 struct query {
     const float *q; /* [head_dim] of one head, not scaled yet */
     int32_t n_keys; /* at least 1 */
@@ -126,14 +135,11 @@ struct kernels {
     void (*silu_mul)(const float *gate, const float *up, int32_t n, float *out);
 
     /*
-     * n queries over one sequence's keys, each looking at no fewer than the one before.
-     * keys/values: this layer's cache at this kv head, block b at + b * block_stride: keys
-     * [head_dim][16], values [16][head_dim]. scratch: attention_scratch floats. What a query gets
-     * does not depend on the others.
+     * n queries over one sequence's keys, each looking at no fewer than the one before. scratch:
+     * attention_scratch floats. What a query gets does not depend on the others.
      */
-    void (*attend)(const struct query *queries, int32_t n, const float *keys, const float *values,
-                   int64_t block_stride, const int32_t *block_table, int32_t head_dim,
-                   float *scratch);
+    void (*attend)(const struct query *queries, int32_t n, const struct kv_head *kv,
+                   const int32_t *block_table, int32_t head_dim, float *scratch);
 };
 
 static inline enum activation kernels_activation(const struct kernels *k, enum pack pack)

@@ -234,7 +234,7 @@ static void finish_panel(const struct product *p, const struct segment *s, int64
 /* Tokens that are computed together: their rows stay in a core's cache while RUN panels pass. */
 static int64_t token_block(const struct product *p, int64_t stride)
 {
-    enum { ROWS_BYTES = 192 << 10, TILES = 12 /* a multiple of every kernel's tile */ };
+    enum { ROWS_BYTES = 192 << 10, TILES = 12 /* whole tiles, but of 5 */ };
     int64_t n = ROWS_BYTES / stride / TILES * TILES;
     if (n < TILES) n = TILES;
     return n < p->n ? n : p->n;

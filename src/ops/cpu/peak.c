@@ -187,10 +187,13 @@ double cpu_peak(struct pool *pool, enum arithmetic arithmetic)
         for (const char *p = data, *end = p + bytes; p < end; p += READ_UNIT) {                    \
             if (ask)                                                                               \
                 for (int i = 0; i < READ_UNIT; i += CACHE_LINE) __builtin_prefetch(p + AHEAD + i); \
-            for (int i = 0; i < VECTORS; i++) sum[i % 4] += ((const lanes *)(const void *)p)[i];   \
+            _Pragma("GCC unroll 16") for (int i = 0; i < VECTORS; i++) sum[i % 4] +=               \
+                ((const lanes *)(const void *)p)[i];                                               \
         }                                                                                          \
         sum[0] += sum[1] + sum[2] + sum[3];                                                        \
-        return sum[0][0] + sum[0][1];                                                              \
+        uint64_t total = 0;                                                                        \
+        for (size_t i = 0; i < (width) / sizeof total; i++) total += sum[0][i];                    \
+        return total;                                                                              \
     }
 
 READER(read_16, , 16)

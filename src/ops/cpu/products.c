@@ -1,6 +1,7 @@
 /*
- * products.c - matrix products, compiled once for each instruction set. A panel of weights is
- * multiplied with a tile of tokens at a time; each token's sums are the same in a tile of any size.
+ * products.c - matrix products, compiled once for each instruction set. A panel of weights,
+ * or two, is multiplied with a tile of tokens at a time; each token's sums are the same in a tile
+ * of any size.
  */
 #include "ops/cpu/products.h"
 
@@ -24,8 +25,9 @@ enum {
     PLAIN_PANELS = LANES == 16 ? 2 : 1 /* with a tile of PLAIN tokens */
 };
 
-/* Bytes by which memory is asked for weights before they are wanted. Processors that do so by
- * themselves are slower at it; none that was measured loses by being asked. */
+/* Bytes by which memory is asked for weights before they are wanted: processors are slower at that
+ * by themselves. Not by tiles of several tokens where registers are few: they are bound by
+ * arithmetic, and it costs them some. */
 enum { AHEAD = 2048, LINE = 64 };
 
 INLINE void ask(const void *weights, int64_t size)
@@ -193,7 +195,7 @@ INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *
     for (int64_t g = 0; g < columns / GROUP; g++) {
         struct scales s;
         open_group(f, panel, g, &s);
-        if (tile == 1 || (LANES == 16 && fresh)) ask(s.q, f.group_bytes);
+        if (fresh && (tile == 1 || LANES == 16)) ask(s.q, f.group_bytes);
         if (f.halves) {
             add_part(f, tile, FIRST_16, &s, x, x_stride, g, acc);
             add_part(f, tile, LAST_16, &s, x, x_stride, g, acc);
@@ -241,7 +243,7 @@ INLINE vec plain_weight(enum pack pack, const uint8_t *panel, int64_t pair, int 
     switch (pack) {
     case PACK_F32: return v_load((const float *)panel + at);
     case PACK_F16: return v_from_f16((const uint16_t *)panel + at);
-    default: return v_from_bf16_pair(panel + pair * LINE + v * LANES * 4, odd);
+    default: return v_from_bf16_pair(panel + pair * QUAD + v * LANES * 4, odd);
     }
 }
 
@@ -282,7 +284,7 @@ INLINE void plain_tile(enum pack pack, int n_panels, int tile, bool fresh, const
                        int64_t stride, int64_t columns, const char *x, int64_t x_stride, float *y,
                        int64_t y_stride)
 {
-    const int PAIR_BYTES = pack == PACK_F32 ? 2 * LINE : LINE;
+    const int PAIR_BYTES = pack == PACK_F32 ? 2 * QUAD : QUAD;
     for (int64_t first = 0, end; first < columns; first = end) {
         vec acc[TWO][PLAIN][VECS];
         end = segment_end(first, columns);
@@ -346,8 +348,8 @@ INLINE void bf16_tile(int tile, bool fresh, const uint8_t *panel, int64_t pairs,
 #pragma GCC unroll 12
         for (int t = 0; t < tile; t++) acc[t] = v_set(0);
         for (int64_t c = first; c < end; c++) {
-            __m512bh w = (__m512bh)_mm512_loadu_si512(panel + c * LINE);
-            if (fresh) ask(panel + c * LINE, LINE);
+            __m512bh w = (__m512bh)_mm512_loadu_si512(panel + c * QUAD);
+            if (fresh) ask(panel + c * QUAD, QUAD);
 #pragma GCC unroll 12
             for (int t = 0; t < tile; t++) {
                 int32_t pair;

@@ -94,8 +94,9 @@ static void reference_close(struct backend *b)
     free(b);
 }
 
-static int64_t reference_cache_bytes(const struct shape *s, int32_t n_blocks)
+static int64_t reference_cache_bytes(const struct shape *s, enum kv_type kv, int32_t n_blocks)
 {
+    (void)kv;
     return 2 * (int64_t)sizeof(float) * s->n_layers * n_blocks * KV_BLOCK * s->n_kv_heads *
            s->head_dim;
 }
@@ -123,7 +124,7 @@ static linnet_status reference_open(const struct shape *shape, const struct limi
     b->shape = *shape;
     b->limits = *limits;
     size_t tokens = (size_t)limits->max_tokens, head = (size_t)shape->head_dim;
-    size_t cache = (size_t)reference_cache_bytes(shape, limits->n_blocks) / 2;
+    size_t cache = (size_t)reference_cache_bytes(shape, KV_OWN, limits->n_blocks) / 2;
     size_t q_size = (size_t)shape->n_heads * head, inter = (size_t)shape->intermediate;
     const struct {
         float **buffer;

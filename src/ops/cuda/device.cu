@@ -74,7 +74,7 @@ static cudaError_t find_capability(int device, int *out)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-static int64_t cuda_cache_bytes(const struct shape *s, int32_t n_blocks)
+static int64_t cuda_cache_bytes(const struct shape *s, enum kv_type, int32_t n_blocks)
 {
     return 2 * (int64_t)sizeof(bf16) * s->n_layers * n_blocks * KV_BLOCK * s->n_kv_heads *
            s->head_dim;
@@ -124,7 +124,7 @@ static int list_buffers(struct backend *b, struct buffer_request out[MOST_BUFFER
     int n = 0;
     b->hidden_panels = (int32_t)panels;
     out[n++] = (struct buffer_request){(void **)&b->cache,
-                                       (size_t)cuda_cache_bytes(s, b->limits.n_blocks)};
+                                       (size_t)cuda_cache_bytes(s, KV_OWN, b->limits.n_blocks)};
     n += add_acts(&b->fragments, fragment_tokens(b, (int64_t)rows), false, s, out + n);
     n += add_acts(&b->cores, core_tokens(b, (int64_t)rows), true, s, out + n);
     const struct buffer_request list[] = {

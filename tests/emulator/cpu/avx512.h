@@ -18,6 +18,7 @@
 #if LINNET_EMULATE_DOTS
 #define __AVX512VNNI__ 1
 #define __AVX512BF16__ 1
+/* in place of the instruction in dots.h, which only a machine that has it can test */
 #define DOT(acc, w, x) _mm512_dpbusd_epi32(acc, w, b_quad(x))
 #endif
 
