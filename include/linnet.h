@@ -327,8 +327,9 @@ typedef struct linnet_check_row {
 typedef void (*linnet_check_fn)(void *user, const linnet_check_row *row);
 
 /*
- * Compares every operation of a device with the plain reference and, if model is not NULL, the
- * model's logits on both. Calls on_row for each; *n_failed counts those that did not pass.
+ * Compares every operation of a device (not keys and values in 8 bits) with the plain reference
+ * and, if model is not NULL, the model's logits on both. Calls on_row for each; *n_failed counts
+ * those that did not pass.
  */
 LINNET_API linnet_status linnet_check(linnet_model *model, const char *device, int32_t threads,
                                       linnet_check_fn on_row, void *user, int32_t *n_failed,
@@ -337,8 +338,8 @@ LINNET_API linnet_status linnet_check(linnet_model *model, const char *device, i
 /*
  * Says how likely a model finds tokens that are given, not chosen. It has weights and a cache of
  * its own; of the options device, threads, max_model_len (the longest sequence it is asked about;
- * 0: the model's), enforce_eager and progress count. One thread at a time may use it. Close it
- * before its model.
+ * 0: the model's), kv_cache_dtype, enforce_eager and progress count. One thread at a time may use
+ * it. Close it before its model.
  */
 typedef struct linnet_scorer linnet_scorer;
 LINNET_API linnet_status linnet_scorer_create(linnet_model *model,

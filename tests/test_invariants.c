@@ -5,12 +5,13 @@
  *
  * docs/numerics.md says which of the five old bugs shows here; script/mutants puts them back.
  */
+#include <float.h>
 #include <math.h>
 
 #include "support.h"
 
 #include "engine/api_internal.h"
-#include "ops/cpu/kernels.h"
+#include "ops/cpu/cpu_internal.h"
 #include "world.h"
 
 /* What sequence s must give: all its tokens in one go, alone, in blocks 0, 1, 2, ... */
@@ -207,7 +208,7 @@ static void check_all(const char *path, bool every_backend)
         assert_true(ops_cpu_force(set));
         check_ops(copy, &ops_cpu, KV_OWN);
         threads_agree(copy, KV_OWN);
-        if (i > 0) continue;
+        if (i > 0 && strcmp(set, "generic") != 0) continue;
         check_ops(copy, &ops_cpu, KV_INT8);
         threads_agree(copy, KV_INT8);
     }
@@ -226,13 +227,13 @@ static void keys_and_values_in_8_bits(void **state)
     enum { N = 40 };
     struct world w[2];
     static struct test_sequence s;
+    float *logits[2];
     linnet_error err;
     for (int i = 0; i < 2; i++) {
         world_open(&w[i], data_path("qwen3-tiny"), &ops_cpu, 2, i ? KV_INT8 : KV_OWN);
         make_sequence(&w[i], 1, N, &s);
-        float *logits = malloc((size_t)w[i].vocab * sizeof(float));
-        assert_ok(simple_forward(w[i].simple, s.tokens, N, 0, N, 7, false, logits, &err), err);
-        free(logits);
+        logits[i] = malloc((size_t)w[i].vocab * sizeof(float));
+        assert_ok(simple_forward(w[i].simple, s.tokens, N, 0, N, 7, false, logits[i], &err), err);
     }
     const struct shape *shape = &w[0].config.shape;
     int32_t width = shape->n_kv_heads * shape->head_dim;
@@ -252,8 +253,50 @@ static void keys_and_values_in_8_bits(void **state)
         }
     }
     assert_true(rounded);
+    /* two roundings to 8 bits a layer, as docs/numerics.md counts them: what was stored is what
+     * attention reads */
+    double error = 0, size = 0, bound = 2 * 0.006 * sqrt(2.0 * shape->n_layers);
+    for (int32_t i = 0; i < w[0].vocab; i++) {
+        double d = (double)logits[0][i] - logits[1][i];
+        error += d * d;
+        size += (double)logits[0][i] * logits[0][i];
+    }
+    assert_true(error > 0 && sqrt(error / size) < bound);
+    free(logits[0]), free(logits[1]);
     free(kv[0]), free(kv[1]);
     world_close(&w[0]), world_close(&w[1]);
+}
+
+/* What is not a number stays none, zeros and what is too small for a scale are zeros. */
+static void odd_values_in_8_bits(void **state)
+{
+    (void)state;
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 0, 1e-37f, 1e-45f, FLT_MAX / 2};
+    struct world w;
+    world_open(&w, data_path("qwen3-tiny"), &ops_cpu, 1, KV_INT8);
+    const struct shape *shape = &w.config.shape;
+    size_t width = (size_t)(shape->n_kv_heads * shape->head_dim);
+    float *x = calloc(width, sizeof *x), *k = malloc(width * sizeof *k),
+          *v = malloc(width * sizeof *v);
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        x[1] = odd[i];
+        cpu_store_kv(w.decoder->backend, 1, 17, x, x);
+        w.decoder->ops->read_kv(w.decoder->backend, 1, 17, k, v);
+        for (int32_t d = 0; d < shape->head_dim; d++) {
+            float want = d != 1 || fabsf(odd[i]) < 1e-36f ? 0 : odd[i];
+            if (!isfinite(odd[i]))
+                assert_true(isnan(k[d]) && isnan(v[d]));
+            else
+                assert_true(fabsf(k[d] - want) <= want * 1e-6f && k[d] == v[d]);
+        }
+        assert_true(k[shape->head_dim] == 0); /* the next head is another matter */
+    }
+    linnet_plan plan = {.kv_cache_dtype = "int8"};
+    assert_int_equal(plan_limits(&plan).kv, KV_INT8);
+    plan.kv_cache_dtype = "fp32";
+    assert_int_equal(plan_limits(&plan).kv, KV_OWN);
+    free(x), free(k), free(v);
+    world_close(&w);
 }
 
 static void own_models(void **state)
@@ -280,8 +323,8 @@ static void reference_models(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(keys_and_values_in_8_bits),
-                                       cmocka_unit_test(own_models),
-                                       cmocka_unit_test(reference_models)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_and_values_in_8_bits), cmocka_unit_test(odd_values_in_8_bits),
+        cmocka_unit_test(own_models), cmocka_unit_test(reference_models)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,6 +36,9 @@ static void ladder(void **state)
     assert_code(0);
     assert_contains(result.out, "KV cache");
     assert_null(strstr(result.out, "stage"));
+    RUN(NULL, "bench", "ladder", "-m", tiny_path(), "--device", "cpu", "--prompt", "8",
+        "--generated", "8", "--kv-cache-dtype", "int8"); /* every stage in 8 bits: same tokens */
+    assert_code(0);
     RUN_INTO("/dev/full", "bench", "ladder", "-m", tiny_path(), "--prompt", "4", "--generated",
              "2");
     assert_code(1);

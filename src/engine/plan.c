@@ -82,9 +82,6 @@ static linnet_status check_options(const linnet_engine_options *o, const struct 
     if (!status) status = check_option("max_model_len", o->max_model_len, INT32_MAX, err);
     if (!status) status = check_option("kv_cache_memory", o->kv_cache_memory, INT64_MAX, err);
     if (status) return status;
-    if (o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "auto") != 0 && plan_kv(o) == KV_OWN)
-        return error_set(err, LINNET_INVALID, "kv_cache_dtype \"%s\": use auto or int8",
-                         o->kv_cache_dtype);
     if (o->max_num_seqs && o->max_num_batched_tokens && o->max_num_seqs > o->max_num_batched_tokens)
         return error_set(err, LINNET_INVALID,
                          "max_num_seqs %d is more than max_num_batched_tokens %d: each sequence "
@@ -165,6 +162,20 @@ enum kv_type plan_kv(const linnet_engine_options *o)
     return o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "int8") == 0 ? KV_INT8 : KV_OWN;
 }
 
+linnet_status plan_check_kv(const linnet_engine_options *o, const struct device *device,
+                            linnet_error *err)
+{
+    if (plan_kv(o) == KV_OWN && o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "auto") != 0)
+        return error_set(err, LINNET_INVALID, "kv_cache_dtype \"%s\": use auto or int8",
+                         o->kv_cache_dtype);
+    if (plan_kv(o) == KV_INT8 && !device->ops->int8_kv)
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "kv_cache_dtype int8: on %s keys and values are bf16; use auto, or "
+                         "--device cpu",
+                         device->text);
+    return LINNET_OK;
+}
+
 struct limits plan_limits(const linnet_plan *plan)
 {
     return (struct limits){.max_tokens = plan->max_num_batched_tokens,
@@ -194,12 +205,9 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
     if (!status)
         status = decoder_check_tensors(m->checkpoint, config, device->ops, &plan->weights, err);
     if (status) return status;
+    status = plan_check_kv(o, device, err);
+    if (status) return status;
     enum kv_type kv = plan_kv(o);
-    if (kv == KV_INT8 && !device->ops->int8_kv)
-        return error_set(err, LINNET_UNSUPPORTED,
-                         "kv_cache_dtype int8: on %s keys and values are bf16; use auto, or "
-                         "--device cpu",
-                         device->text);
     plan->kv_cache_dtype = kv == KV_INT8 ? "int8" : device->gpu ? "bf16" : "fp32";
     struct habits habits = device_habits(device);
     plan->device = device->text;
