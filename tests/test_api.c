@@ -1,6 +1,7 @@
 /* linnet.h over real (tiny) models: opening, planning, refusing, chatting, and the load test. */
 #include "engine_load.h"
 
+#include <math.h>
 #include <sys/stat.h>
 
 static linnet_model *open_model(const char *path)
@@ -57,6 +58,40 @@ static void greedy_tokens_are_the_references(void **state)
         linnet_model_close(model);
         json_decref(json);
     }
+}
+
+/* The option reaches the engine: other log-probabilities, and near ones. */
+static void cache_in_8_bits(void **state)
+{
+    (void)state;
+    enum { PROMPT = 40, NEW = 8 };
+    int32_t prompt[PROMPT];
+    float logprob[2];
+    linnet_model *model = open_model(data_path("qwen3-tiny"));
+    for (int i = 0; i < PROMPT; i++) prompt[i] = 5 + 7 * i % 400;
+    for (int int8 = 0; int8 < 2; int8++) {
+        linnet_engine *engine;
+        linnet_plan plan;
+        linnet_error err;
+        linnet_engine_options options = {.device = "cpu",
+                                         .threads = 2,
+                                         .kv_cache_memory = 8 << 20,
+                                         .kv_cache_dtype = int8 ? "int8" : NULL};
+        assert_ok(linnet_engine_create(model, &options, &engine, &err), err);
+        linnet_engine_get_plan(engine, &plan);
+        assert_string_equal(plan.kv_cache_dtype, int8 ? "int8" : "fp32");
+        struct job *job = job_new(prompt, PROMPT, NEW);
+        job->request.want_logprobs = true;
+        job->request.ignore_eos = true;
+        job_submit(job, engine);
+        job_wait(job);
+        assert_int_equal(job->answers[0].n_tokens, NEW);
+        logprob[int8] = job->answers[0].logprobs[0];
+        job_free(job);
+        linnet_engine_destroy(engine);
+    }
+    assert_true(logprob[0] != logprob[1] && fabsf(logprob[0] - logprob[1]) < 0.1f);
+    linnet_model_close(model);
 }
 
 static linnet_engine *engine_with_blocks(linnet_model *model, int32_t n_blocks, bool roomy)
@@ -334,6 +369,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_tokens_are_the_references),
+        cmocka_unit_test(cache_in_8_bits),
         cmocka_unit_test(load_on_a_real_model),
         cmocka_unit_test(text_and_stop_strings),
         cmocka_unit_test(plans),

@@ -69,6 +69,31 @@ static void check_golden(const char *model_path, const char *name, double mean_b
     linnet_model_close(model);
 }
 
+/* Keys and values in 8 bits change what a scorer says, a little. */
+static void cache_in_8_bits(void **state)
+{
+    (void)state;
+    enum { N = 200 };
+    int32_t ids[N];
+    double got[2][N], difference = 0;
+    linnet_model *model = open_model(data_path("qwen3-tiny"));
+    for (int i = 0; i < N; i++) ids[i] = 5 + 7 * i % 400;
+    for (int int8 = 0; int8 < 2; int8++) {
+        linnet_scorer *scorer;
+        linnet_error err;
+        linnet_engine_options options = {.device = "cpu",
+                                         .threads = 2,
+                                         .max_model_len = N,
+                                         .kv_cache_dtype = int8 ? "int8" : "auto"};
+        assert_ok(linnet_scorer_create(model, &options, &scorer, &err), err);
+        score(scorer, ids, N, 1, got[int8]);
+        linnet_scorer_destroy(scorer);
+    }
+    for (int i = 0; i < N - 1; i++) difference += fabs(got[0][i] - got[1][i]) / (N - 1);
+    assert_true(difference > 0 && difference < 0.05);
+    linnet_model_close(model);
+}
+
 /* fp32 weights and activations: within what separates fp32 from float64. */
 static void goldens(void **state)
 {
@@ -365,9 +390,13 @@ static int tidy_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(goldens),         cmocka_unit_test(depends_on_the_tokens_alone),
-        cmocka_unit_test(refusals),        cmocka_unit_test(damaged_model),
-        cmocka_unit_test(begins_with_bos), cmocka_unit_test(chunks_of_a_text),
+        cmocka_unit_test(cache_in_8_bits),
+        cmocka_unit_test(goldens),
+        cmocka_unit_test(depends_on_the_tokens_alone),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(damaged_model),
+        cmocka_unit_test(begins_with_bos),
+        cmocka_unit_test(chunks_of_a_text),
         cmocka_unit_test(bad_input),
     };
     return cmocka_run_group_tests(tests, prepare, tidy_up);

@@ -35,7 +35,9 @@ static void start_with(struct running *r, int socket, const char *notify, const 
         const char *argv[32] = {program, "serve", "-m", data_path("qwen3-tiny"), "-t", "1"};
         for (int i = 0; words[i]; i++) argv[i + 6] = words[i];
         dup2(ends[1], STDOUT_FILENO);
-        dup2(open(scratch_path(folder, "err"), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+        /* two servers may write to it: each at the end */
+        dup2(open(scratch_path(folder, "err"), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600),
+             STDERR_FILENO);
         if (socket >= 0) {
             char pid[16];
             snprintf(pid, sizeof pid, "%d", (int)getpid());
