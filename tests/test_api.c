@@ -1,7 +1,6 @@
 /* linnet.h over real (tiny) models: opening, planning, refusing, chatting, and the load test. */
 #include "engine_load.h"
 
-#include <math.h>
 #include <sys/stat.h>
 
 static linnet_model *open_model(const char *path)
@@ -60,7 +59,7 @@ static void greedy_tokens_are_the_references(void **state)
     }
 }
 
-/* The option reaches the engine: other log-probabilities, and near ones. */
+/* The option reaches the engine: test_invariants says how near its results are. */
 static void cache_in_8_bits(void **state)
 {
     (void)state;
@@ -90,7 +89,7 @@ static void cache_in_8_bits(void **state)
         job_free(job);
         linnet_engine_destroy(engine);
     }
-    assert_true(logprob[0] != logprob[1] && fabsf(logprob[0] - logprob[1]) < 0.1f);
+    assert_true(logprob[0] != logprob[1]);
     linnet_model_close(model);
 }
 

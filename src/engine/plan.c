@@ -157,9 +157,14 @@ static linnet_status plan_own_cache(const linnet_engine_options *o, const struct
     return LINNET_OK;
 }
 
+static enum kv_type kv_named(const char *name)
+{
+    return name && strcmp(name, "int8") == 0 ? KV_INT8 : KV_OWN;
+}
+
 enum kv_type plan_kv(const linnet_engine_options *o)
 {
-    return o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "int8") == 0 ? KV_INT8 : KV_OWN;
+    return kv_named(o->kv_cache_dtype);
 }
 
 linnet_status plan_check_kv(const linnet_engine_options *o, const struct device *device,
@@ -183,7 +188,7 @@ struct limits plan_limits(const linnet_plan *plan)
                            .max_seqs = plan->max_num_seqs,
                            .max_context = plan->max_model_len,
                            .n_blocks = plan->n_blocks,
-                           .kv = strcmp(plan->kv_cache_dtype, "int8") == 0 ? KV_INT8 : KV_OWN};
+                           .kv = kv_named(plan->kv_cache_dtype)};
 }
 
 static void plan_batch(const linnet_engine_options *o, const struct habits *habits,

@@ -62,10 +62,9 @@ static void store_int8(const struct backend *b, int values, int32_t t, const flo
         max = size > max ? size : max;
         probe += x[d] - x[d];
     }
-    float inverse = max > 0 && probe == 0 ? 127 / max : 0;
-    bool usable = inverse < 0x1p126f; /* smaller values are zeros */
+    bool zeros = probe != 0 || max < TINIEST;
     for (int32_t d = 0; d < n; d++) {
-        float q = usable && inverse > 0 ? (x[d] * inverse + 0x1.8p23f) - 0x1.8p23f : 0;
+        float q = zeros ? 0 : (x[d] * (127 / max) + 0x1.8p23f) - 0x1.8p23f;
         ((int8_t *)block)[element(b, values, t, d)] = (int8_t)q;
     }
     *scale_of(b, block, t) = probe != 0 ? probe : max / 127;

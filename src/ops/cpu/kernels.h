@@ -70,6 +70,9 @@ int64_t pack_panel_bytes(enum pack pack, int64_t columns);
 /* Fills a panel from 16 rows: row r's bytes are at rows[r]. */
 void pack_panel(enum dtype dtype, const void *const rows[PANEL], int64_t columns, void *panel);
 
+/* What is rounded to 8 bits and has nothing larger is zeros. */
+static const float TINIEST = 1e-30f;
+
 /* The form in which a product wants a row of activations. */
 enum activation {
     ACTIVATION_F32,  /* as they are */

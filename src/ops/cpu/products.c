@@ -38,8 +38,6 @@ INLINE void ask(const void *weights, int64_t size)
 
 /* ---- quantized weights ----------------------------------------------------------------------- */
 
-static const float TINIEST = 1e-30f; /* a group with nothing larger is a group of zeros */
-
 /* What the group's layout comes to, known when a loop is compiled. */
 struct form {
     bool super;                  /* scales of 8 bits below those of a super-block */
