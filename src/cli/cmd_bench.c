@@ -49,13 +49,42 @@ struct sequence {
 };
 
 struct measurement {
+    struct bench *bench;
     pthread_mutex_t lock;
     struct sequence *sequences;
-    size_t n_sequences, n_finished, max_tokens;
+    size_t n_sequences, n_prompt, max_tokens; /* tokens of each */
+    size_t n_submitted, n_finished;
     int64_t prompt_steps; /* in which a part of a prompt was read */
     double prefill_s;
     linnet_error error;
 };
+
+static void on_event(void *user, const linnet_event *event);
+
+/* Hands the next sequence over. */
+static linnet_status submit(struct measurement *m, linnet_error *err)
+{
+    struct bench *b = m->bench;
+    int32_t *ids = mem_new(m->n_prompt, sizeof *ids);
+    uint64_t id, stream = b->n_prompts_made++;
+    if (!ids) return error_memory(err, "a prompt", m->n_prompt * sizeof *ids);
+    for (size_t i = 0; i < m->n_prompt; i++)
+        ids[i] = (int32_t)(random_u64((uint64_t)b->options->seed, i, stream) %
+                           (uint64_t)b->session.info.vocab_size);
+    linnet_request request = {
+        .prompt = ids,
+        .n_prompt = m->n_prompt,
+        .sampling = {.temperature = 0, .top_p = 1, .repetition_penalty = 1},
+        .max_tokens = (int32_t)m->max_tokens,
+        .ignore_eos = true,
+        .on_event = on_event,
+        .user = &m->sequences[m->n_submitted],
+    };
+    linnet_status status = linnet_engine_submit(b->session.engine, &request, &id, err);
+    if (!status) m->n_submitted++;
+    free(ids);
+    return status;
+}
 
 static void on_event(void *user, const linnet_event *event)
 {
@@ -63,6 +92,10 @@ static void on_event(void *user, const linnet_event *event)
     struct measurement *m = sequence->measurement;
     double now = clock_seconds();
     pthread_mutex_lock(&m->lock);
+    /* The others come while the first is between two steps: the engine finds all of them at the
+     * next, however late this thread or another is. */
+    if (event->type != LINNET_EVENT_FINISHED)
+        while (m->n_submitted < m->n_sequences && !m->error.status) submit(m, &m->error);
     if (event->type == LINNET_EVENT_PROMPT) m->prompt_steps++;
     if (event->type == LINNET_EVENT_TOKEN && sequence->n < m->max_tokens)
         sequence->times[sequence->n++] = now;
@@ -73,29 +106,6 @@ static void on_event(void *user, const linnet_event *event)
         interrupt_wake();
     }
     pthread_mutex_unlock(&m->lock);
-}
-
-static linnet_status submit(struct bench *b, struct sequence *sequence, size_t n_prompt,
-                            linnet_error *err)
-{
-    int32_t *ids = mem_new(n_prompt, sizeof *ids);
-    uint64_t id, stream = b->n_prompts_made++;
-    if (!ids) return error_memory(err, "a prompt", n_prompt * sizeof *ids);
-    for (size_t i = 0; i < n_prompt; i++)
-        ids[i] = (int32_t)(random_u64((uint64_t)b->options->seed, i, stream) %
-                           (uint64_t)b->session.info.vocab_size);
-    linnet_request request = {
-        .prompt = ids,
-        .n_prompt = n_prompt,
-        .sampling = {.temperature = 0, .top_p = 1, .repetition_penalty = 1},
-        .max_tokens = (int32_t)sequence->measurement->max_tokens,
-        .ignore_eos = true,
-        .on_event = on_event,
-        .user = sequence,
-    };
-    linnet_status status = linnet_engine_submit(b->session.engine, &request, &id, err);
-    free(ids);
-    return status;
 }
 
 static void measurement_free(struct measurement *m)
@@ -109,9 +119,8 @@ static void measurement_free(struct measurement *m)
 static linnet_status measure(struct bench *b, size_t batch, size_t n_prompt, size_t max_tokens,
                              struct measurement *m, linnet_error *err)
 {
-    linnet_status status = LINNET_OK;
-    size_t submitted = 0;
-    *m = (struct measurement){.n_sequences = batch, .max_tokens = max_tokens};
+    *m = (struct measurement){
+        .bench = b, .n_sequences = batch, .n_prompt = n_prompt, .max_tokens = max_tokens};
     pthread_mutex_init(&m->lock, NULL);
     m->sequences = mem_new(batch, sizeof *m->sequences);
     if (!m->sequences) return error_memory(err, "the sequences", batch * sizeof *m->sequences);
@@ -120,19 +129,18 @@ static linnet_status measure(struct bench *b, size_t batch, size_t n_prompt, siz
         m->sequences[i].times = mem_new(max_tokens, sizeof(double));
         if (!m->sequences[i].times) return error_memory(err, "the times", max_tokens * 8);
     }
-    for (; submitted < batch && !status; submitted += !status)
-        status = submit(b, &m->sequences[submitted], n_prompt, err);
-    for (bool finished = submitted == 0; !finished;) {
+    pthread_mutex_lock(&m->lock);
+    linnet_status status = submit(m, err); /* on_event hands the others over */
+    pthread_mutex_unlock(&m->lock);
+    if (status) return status;
+    for (bool finished = false; !finished;) {
         interrupt_wait();
         pthread_mutex_lock(&m->lock);
-        finished = m->n_finished == submitted;
+        finished = m->n_finished == m->n_submitted;
         pthread_mutex_unlock(&m->lock);
     }
-    if (!status && m->error.status) {
-        *err = m->error;
-        status = m->error.status;
-    }
-    return status;
+    if (m->error.status) *err = m->error;
+    return m->error.status;
 }
 
 static int ascending(const void *a, const void *b)
