@@ -106,18 +106,21 @@ linnet_status tokenizer_add_token(struct tokenizer *t, const struct added_token 
  * it is written. */
 static void append_byte_level(struct strbuf *out, const char *written, size_t size)
 {
-    size_t begin = out->size;
-    for (size_t i = 0; i < size && !out->failed;) {
+    size_t begin = out->size, n = 0;
+    strbuf_append(out, written, size); /* at least as long as the bytes */
+    if (out->failed) return;
+    char *bytes = out->data + begin;
+    for (size_t i = 0; i < size;) {
         uint32_t c;
         i += utf8_decode(written + i, size - i, &c);
         int byte = character_to_byte(c);
         if (byte < 0) {
-            out->size = begin;
-            strbuf_append(out, written, size);
+            memcpy(bytes, written, size);
             return;
         }
-        strbuf_char(out, (char)byte);
+        bytes[n++] = (char)byte;
     }
+    out->size = begin + n;
 }
 
 static void append_replaced(struct strbuf *out, const struct decoder_config *d, const char *written,

@@ -139,6 +139,7 @@ static linnet_status read_merges(struct tokenizer *t, const struct gguf *g, linn
     if (status == LINNET_OK) status = merges_create(&t->bpe.merges, merges.count, err);
     struct reader reader = {merges.data, merges.size, 0};
     struct strbuf whole = {0};
+    int32_t result = -1;
     for (size_t i = 0; status == LINNET_OK && i < merges.count; i++) {
         struct view merge = {NULL, 0};
         const char *blank = NULL;
@@ -150,12 +151,9 @@ static linnet_status read_merges(struct tokenizer *t, const struct gguf *g, linn
             break;
         }
         size_t left = (size_t)(blank - merge.data), right = merge.size - left - 1;
-        strbuf_clear(&whole);
-        strbuf_append(&whole, merge.data, left);
-        strbuf_append(&whole, blank + 1, right);
         int32_t a = vocabulary_find(v, merge.data, left);
         int32_t b = vocabulary_find(v, blank + 1, right);
-        int32_t result = whole.failed ? -1 : vocabulary_find(v, whole.data, whole.size);
+        result = vocabulary_find_joined(v, merge.data, left, blank + 1, right, result + 1, &whole);
         if (a < 0 || b < 0 || result < 0)
             status = error_set(err, LINNET_FORMAT,
                                "%s: entry %zu '%.*s': a part or the whole is no token", key, i,

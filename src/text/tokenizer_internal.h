@@ -57,6 +57,7 @@ struct vocabulary {
     uint64_t seed;    /* random: no file can know which of its tokens share a slot */
     size_t longest;   /* written form, bytes */
     int64_t id_limit; /* by the number of tokens announced */
+    bool repeats;     /* two ids have one form */
 };
 
 /* Room for `count` tokens in all. */
@@ -65,6 +66,11 @@ void vocabulary_free(struct vocabulary *v);
 linnet_status vocabulary_add(struct vocabulary *v, int64_t id, const char *written, size_t size,
                              linnet_error *err);
 int32_t vocabulary_find(const struct vocabulary *v, const char *written, size_t size);
+/* Two forms in one, looked for at the id `guess` first, which need not exist: what merges make
+ * mostly has ascending ids. `room` is overwritten; -1 also if it cannot grow. */
+int32_t vocabulary_find_joined(const struct vocabulary *v, const char *left, size_t n_left,
+                               const char *right, size_t n_right, int32_t guess,
+                               struct strbuf *room);
 /* The same for what a text may become by itself: neither added nor special tokens, which are found
  * by added_scan_next alone; but a letter of the model's own vocabulary stays one, even where the
  * file uses it as padding, say. */

@@ -300,24 +300,24 @@ static bool merge_at(struct json_cursor *c, struct json_range *left, struct json
     return !memchr(right->data, ' ', right->size);
 }
 
+/* *result: of the merge before, then of this one. */
 static linnet_status add_merge(struct tokenizer *t, size_t rank, struct json_range left,
-                               struct json_range right, struct strbuf *whole, linnet_error *err)
+                               struct json_range right, int32_t *result, struct strbuf *whole,
+                               linnet_error *err)
 {
     const struct vocabulary *v = &t->vocabulary;
-    strbuf_clear(whole);
-    strbuf_append(whole, left.data, left.size);
-    strbuf_append(whole, right.data, right.size);
-    if (whole->failed) return error_memory(err, "merges", left.size + right.size);
     int32_t a = vocabulary_find(v, left.data, left.size);
     int32_t b = vocabulary_find(v, right.data, right.size);
-    int32_t result = vocabulary_find(v, strbuf_cstr(whole), whole->size);
-    if (a < 0 || b < 0 || result < 0)
+    *result =
+        vocabulary_find_joined(v, left.data, left.size, right.data, right.size, *result + 1, whole);
+    if (whole->failed) return error_memory(err, "merges", left.size + right.size);
+    if (a < 0 || b < 0 || *result < 0)
         return error_set(err, LINNET_FORMAT,
                          "merge %zu: '%.*s' + '%.*s': a part or the whole is no token", rank,
                          (int)(left.size < 40 ? left.size : 40), left.data,
                          (int)(right.size < 40 ? right.size : 40), right.data);
-    if (v->tokens[result].flags & (TOKEN_SPECIAL | TOKEN_ADDED)) return LINNET_OK; /* never made */
-    return merges_add(&t->bpe.merges, a, b, (int32_t)rank, result, err);
+    if (v->tokens[*result].flags & (TOKEN_SPECIAL | TOKEN_ADDED)) return LINNET_OK; /* never made */
+    return merges_add(&t->bpe.merges, a, b, (int32_t)rank, *result, err);
 }
 
 static linnet_status read_merges(struct tokenizer *t, const struct parts *parts, linnet_error *err)
@@ -325,6 +325,7 @@ static linnet_status read_merges(struct tokenizer *t, const struct parts *parts,
     if (!parts->merges.data) return missing(err, "model", "merges");
     struct json_cursor c = {.range = parts->merges};
     struct strbuf whole = {0};
+    int32_t result = -1;
     size_t rank = 0, commas = json_count_commas(c.range);
     bool more = json_skip(&c, '[') && !json_skip(&c, ']');
     bool pairs = json_skip(&c, '['); /* of which each has a comma of its own */
@@ -333,7 +334,7 @@ static linnet_status read_merges(struct tokenizer *t, const struct parts *parts,
     for (; more && status == LINNET_OK; rank++) {
         struct json_range left, right;
         if (!merge_at(&c, &left, &right)) break;
-        status = add_merge(t, rank, left, right, &whole, err);
+        status = add_merge(t, rank, left, right, &result, &whole, err);
         more = json_skip(&c, ',');
         if (!more && !json_skip(&c, ']')) break;
     }

@@ -59,6 +59,23 @@ int32_t vocabulary_find(const struct vocabulary *v, const char *written, size_t 
     return slot_of(v, written, size, XXH3_64bits_withSeed(written, size, v->seed))->id;
 }
 
+int32_t vocabulary_find_joined(const struct vocabulary *v, const char *left, size_t n_left,
+                               const char *right, size_t n_right, int32_t guess,
+                               struct strbuf *room)
+{
+    if (!v->repeats && guess >= 0 && guess < v->size && v->tokens[guess].flags & TOKEN_PRESENT) {
+        const struct token *token = &v->tokens[guess];
+        const char *written = v->arena.data + token->written;
+        if (token->written_size == n_left + n_right && memcmp(written, left, n_left) == 0 &&
+            memcmp(written + n_left, right, n_right) == 0)
+            return guess;
+    }
+    strbuf_clear(room);
+    strbuf_append(room, left, n_left);
+    strbuf_append(room, right, n_right);
+    return room->failed ? -1 : vocabulary_find(v, strbuf_cstr(room), room->size);
+}
+
 int32_t vocabulary_find_plain(const struct vocabulary *v, const char *written, size_t size)
 {
     int32_t id = vocabulary_find(v, written, size);
@@ -101,8 +118,9 @@ linnet_status vocabulary_add(struct vocabulary *v, int64_t id, const char *writt
     if (size > v->longest) v->longest = size;
     uint64_t hash = XXH3_64bits_withSeed(written, size, v->seed);
     /* Of two ids with one form the later is found, as in a map that is filled in order. */
-    *slot_of(v, written, size, hash) =
-        (struct vocabulary_slot){(uint32_t)(hash >> 32), (int32_t)id};
+    struct vocabulary_slot *slot = slot_of(v, written, size, hash);
+    if (slot->id >= 0) v->repeats = true;
+    *slot = (struct vocabulary_slot){(uint32_t)(hash >> 32), (int32_t)id};
     return LINNET_OK;
 }
 
