@@ -209,6 +209,7 @@ static linnet_status share_rope(struct decoder *d, linnet_error *err)
     size_t tokens = (size_t)d->limits.max_tokens;
     if (d->rope.table && d->ops->use_rope) {
         struct vector *table;
+        rope_fill(&d->rope, d->limits.max_context);
         int64_t n = (int64_t)d->limits.max_context * (int64_t)head_dim;
         linnet_status status = d->ops->load_vector(d->backend, d->rope.table, n, &table, err);
         if (status == LINNET_OK) d->ops->use_rope(d->backend, table);

@@ -89,7 +89,11 @@ linnet_status rope_create(const struct rope_config *config, int32_t head_dim, in
     if (head_dim < 2 || head_dim % 2 || head_dim / 2 > MAX_HALF)
         return error_set(err, LINNET_UNSUPPORTED, "head_dim %d: RoPE needs an even number up to %d",
                          head_dim, 2 * MAX_HALF);
-    *out = (struct rope){*config, head_dim, max_context, 1.0, divisors, NULL};
+    *out = (struct rope){.config = *config,
+                         .head_dim = head_dim,
+                         .max_context = max_context,
+                         .attention_factor = 1.0,
+                         .divisors = divisors};
     if (config->kind == ROPE_YARN) {
         double derived = config->factor > 1 ? 0.1 * log(config->factor) + 1 : 1;
         out->attention_factor = config->attention_factor > 0 ? config->attention_factor : derived;
@@ -99,11 +103,17 @@ linnet_status rope_create(const struct rope_config *config, int32_t head_dim, in
     if (!out->table)
         return error_memory(err, "the RoPE table",
                             (size_t)max_context * (size_t)head_dim * sizeof(float));
-    double inv_freq[MAX_HALF];
-    rope_inverse_frequencies(out, 0, inv_freq);
-    for (int32_t p = 0; p < max_context; p++)
-        fill_row(out, p, inv_freq, out->table + (size_t)p * (size_t)head_dim);
     return LINNET_OK;
+}
+
+void rope_fill(struct rope *r, int32_t n)
+{
+    double inv_freq[MAX_HALF];
+    if (n <= r->n_filled) return;
+    rope_inverse_frequencies(r, 0, inv_freq);
+    for (int32_t p = r->n_filled; p < n; p++)
+        fill_row(r, p, inv_freq, r->table + (size_t)p * (size_t)r->head_dim);
+    r->n_filled = n;
 }
 
 void rope_destroy(struct rope *r)
@@ -112,9 +122,10 @@ void rope_destroy(struct rope *r)
     r->table = NULL;
 }
 
-void rope_row(const struct rope *r, int32_t position, int32_t length, float *row)
+void rope_row(struct rope *r, int32_t position, int32_t length, float *row)
 {
     if (r->table) {
+        rope_fill(r, position + 1);
         const float *from = r->table + (size_t)position * (size_t)r->head_dim;
         for (int32_t j = 0; j < r->head_dim; j++) row[j] = from[j];
         return;

@@ -18,7 +18,8 @@ struct rope {
     int32_t max_context;
     double attention_factor;
     const float *divisors; /* [head_dim / 2] from the file (rope_freqs.weight), or NULL */
-    float *table; /* [max_context, head_dim]: cos of each pair, then sin; NULL if dynamic */
+    float *table;     /* [max_context, head_dim]: cos of each pair, then sin; NULL if dynamic */
+    int32_t n_filled; /* rows of the table, which grows as rows are asked for */
 };
 
 /* divisors (may be NULL) are copied by nobody: they must outlive the rope. */
@@ -29,7 +30,10 @@ void rope_destroy(struct rope *r);
 /* inv_freq[head_dim / 2] for a sequence of `length` tokens (only dynamic looks at it). */
 void rope_inverse_frequencies(const struct rope *r, int32_t length, double *inv_freq);
 
+/* Fills the table up to that many rows at once. */
+void rope_fill(struct rope *r, int32_t n);
+
 /* One row: cos[head_dim / 2], then sin, both times the attention factor. length: see above. */
-void rope_row(const struct rope *r, int32_t position, int32_t length, float *row);
+void rope_row(struct rope *r, int32_t position, int32_t length, float *row);
 
 #endif
