@@ -181,6 +181,8 @@ typedef struct linnet_plan {
     const char *device_reason;  /* why "auto" took no GPU; NULL: it did, or was not asked */
     int64_t scratch;            /* GPU: what loading and recorded steps take besides */
     const char *kv_cache_dtype; /* "fp32", "bf16", "int8"; static storage */
+    bool packed; /* of an engine that is there: its weights are mapped from linnet_pack's file */
+    const char *packed_reason; /* why not, where there is one; NULL; the engine's storage */
 } linnet_plan;
 
 /* LINNET_MEMORY or LINNET_TOO_LONG, with the numbers and the largest length that would fit. */
@@ -195,6 +197,17 @@ LINNET_API linnet_status linnet_engine_create(linnet_model *model,
 /* Cancels what runs (its last events are still delivered), stops the thread, frees all. */
 LINNET_API void linnet_engine_destroy(linnet_engine *engine);
 LINNET_API void linnet_engine_get_plan(const linnet_engine *engine, linnet_plan *plan);
+
+/*
+ * Writes a model's weights as the CPU computes with them into a file beside it: MODEL.gguf.packed,
+ * or linnet.packed in a directory; *path (linnet_free) and *bytes tell of it. Engines on a CPU map
+ * it from then on and need not pack weights when they start. It is used only while the model's
+ * files are what they were and all of it is as it was written, and may be deleted at any time but
+ * must not be changed in place. A file that is there is replaced once the new one is whole. Of the
+ * options threads and progress count; NULL: none.
+ */
+LINNET_API linnet_status linnet_pack(linnet_model *model, const linnet_engine_options *options,
+                                     char **path, int64_t *bytes, linnet_error *err);
 
 /* ---- requests ---------------------------------------------------------------------------- */
 

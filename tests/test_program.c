@@ -631,12 +631,44 @@ static void check_against_goldens(void **state)
     assert_int_equal(system(command), 0);
 }
 
+/* `linnet pack`, and what is said of its file later. */
+static void packed_weights(void **state)
+{
+    (void)state;
+    char command[1200], model[300], packed[320];
+    snprintf(command, sizeof command, "mkdir -p '%s.d' && cp '%s' '%s.d/mix.gguf'", work_path,
+             data_path("gguf/qwen2-mini-q4_k_mix.gguf"), work_path);
+    assert_int_equal(system(command), 0);
+    snprintf(model, sizeof model, "%s.d/mix.gguf", work_path);
+    snprintf(packed, sizeof packed, "%s.packed", model);
+    RUN(NULL, "pack", model);
+    assert_code(0);
+    assert_contains(result.err, packed);
+    assert_string_equal(result.out, "");
+    RUN(NULL, "run", "-v", "--device", "cpu", "-m", model, "--prompt-ids", "1,2", "-n", "1");
+    assert_code(0);
+    assert_contains(result.err, "(packed file)");
+    snprintf(command, sizeof command, "touch -d 2001-01-01 '%s'", model);
+    assert_int_equal(system(command), 0);
+    RUN(NULL, "run", "--device", "cpu", "-m", model, "--prompt-ids", "1,2", "-n", "1");
+    assert_code(0);
+    assert_contains(result.err, "'linnet pack' makes it anew");
+    RUN(NULL, "run", "-q", "--device", "cpu", "-m", model, "--prompt-ids", "1,2", "-n", "1");
+    assert_code(0);
+    assert_string_equal(result.err, "");
+    assert_int_equal(RUN(NULL, "pack", "-m", model, model), 2);
+    assert_int_equal(RUN(NULL, "pack", "/nowhere/a"), 1);
+    snprintf(command, sizeof command, "rm -r '%s.d'", work_path);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest alone[] = {
-        cmocka_unit_test(usage),         cmocka_unit_test(generated_texts),
-        cmocka_unit_test(missing_files), cmocka_unit_test(interrupted_while_waiting),
-        cmocka_unit_test(chat_commands), cmocka_unit_test(check_against_goldens),
+        cmocka_unit_test(usage),          cmocka_unit_test(generated_texts),
+        cmocka_unit_test(missing_files),  cmocka_unit_test(interrupted_while_waiting),
+        cmocka_unit_test(chat_commands),  cmocka_unit_test(check_against_goldens),
+        cmocka_unit_test(packed_weights),
     };
     const struct CMUnitTest with_model[] = {
         cmocka_unit_test(capital_of_japan), cmocka_unit_test(streams_alone_on_stdout),

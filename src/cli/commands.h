@@ -14,5 +14,6 @@ int command_tokenize(const struct options *options);
 int command_inspect(const struct options *options);
 int command_check(const struct options *options);
 int command_perplexity(const struct options *options);
+int command_pack(const struct options *options);
 
 #endif

@@ -48,6 +48,7 @@ static int perform(const struct options *options, double started)
     case COMMAND_INSPECT: return command_inspect(options);
     case COMMAND_CHECK: return command_check(options);
     case COMMAND_PERPLEXITY: return command_perplexity(options);
+    case COMMAND_PACK: return command_pack(options);
     case COMMAND_GENERATE: return command_generate(options);
     case COMMAND_SERVE: return command_serve(options);
     case COMMAND_NONE: break;

@@ -135,8 +135,8 @@ linnet_status options_check(const struct options *o, linnet_error *err)
     if (!status) status = check_numbers(o, err);
     if (status) return status;
     if (o->command == COMMAND_BENCH) return check_bench(o, err);
-    bool positional =
-        o->command == COMMAND_INSPECT || o->command == COMMAND_CHECK || o->command == COMMAND_SERVE;
+    bool positional = o->command == COMMAND_INSPECT || o->command == COMMAND_CHECK ||
+                      o->command == COMMAND_SERVE || o->command == COMMAND_PACK;
     if (positional && arguments && o->model)
         return error_set(err, LINNET_INVALID, "a model as argument and --model: which one?");
     if (o->command == COMMAND_RUN && arguments && is_given(o, OPTION_PROMPT_IDS))

@@ -24,6 +24,9 @@ const struct command_spec command_table[COMMAND_COUNT] = {
     [COMMAND_PERPLEXITY] = {"perplexity", "[FILE]",
                             "how well the model predicts a text, counted as llama-perplexity does",
                             1, false},
+    [COMMAND_PACK] = {"pack", "[MODEL]",
+                      "write the weights as the CPU wants them beside the model: it starts faster",
+                      1, false},
     [COMMAND_GENERATE] = {"generate", "man|bash|zsh", "manual page or shell completion", 1, true},
 };
 
@@ -43,6 +46,7 @@ enum {
     INSPECT = 1 << COMMAND_INSPECT,
     CHECK = 1 << COMMAND_CHECK,
     PERPLEXITY = 1 << COMMAND_PERPLEXITY,
+    PACK = 1 << COMMAND_PACK,
     ANSWERING = RUN | CHAT,
     ENGINE = RUN | CHAT | BATCH | SERVE | BENCH | INSPECT,
     EVERY = (1 << COMMAND_COUNT) - 1
@@ -58,7 +62,8 @@ enum {
 
 const struct option_spec option_table[OPTION_COUNT] = {
     [OPTION_MODEL] = {"model", NULL, 'm', OPTION_KIND_FILE, GROUP_MODEL, .argument = "PATH|NAME",
-                      .commands = ENGINE | TOKENIZE | CHECK | PERPLEXITY, .offset = FIELD(model),
+                      .commands = ENGINE | TOKENIZE | CHECK | PERPLEXITY | PACK,
+                      .offset = FIELD(model),
                       .help = "a GGUF file, a Hugging Face directory, or a name in $LINNET_MODELS "
                               "or $XDG_DATA_HOME/linnet/models (default: what script/quickstart "
                               "installed)"},
@@ -79,7 +84,7 @@ const struct option_spec option_table[OPTION_COUNT] = {
                        .choices = "auto|cpu|cuda|cuda:N", .commands = ENGINE | CHECK | PERPLEXITY,
                        .offset = FIELD(device), .help = "where to compute (default auto)"},
     [OPTION_THREADS] = {"threads", NULL, 't', INTEGER, .group = GROUP_ENGINE, .min = 1,
-                        .max = LIMIT_THREADS, .commands = ENGINE | CHECK | PERPLEXITY,
+                        .max = LIMIT_THREADS, .commands = ENGINE | CHECK | PERPLEXITY | PACK,
                         .offset = FIELD(threads),
                         .help = "compute threads (default: the cores this process may use)"},
     [OPTION_MAX_MODEL_LEN] = {"max-model-len", "ctx-size", 'c', INTEGER, .group = GROUP_ENGINE,

@@ -17,6 +17,7 @@ enum command {
     COMMAND_INSPECT,
     COMMAND_CHECK,
     COMMAND_PERPLEXITY,
+    COMMAND_PACK,
     COMMAND_GENERATE, /* hidden: the build makes man page and completions with it */
     COMMAND_COUNT,
     COMMAND_NONE = COMMAND_COUNT

@@ -65,13 +65,16 @@ linnet_status session_start(struct session *s, const linnet_engine_options *engi
     if (status) return status;
     linnet_engine_get_plan(s->engine, &s->plan);
     s->load_s += clock_seconds() - begun;
+    if (s->plan.packed_reason && !s->options->quiet)
+        output_note("%s: 'linnet pack' makes it anew", s->plan.packed_reason);
     if (!s->options->verbose) return LINNET_OK;
     struct strbuf device = {0};
     session_device(s->plan.device, s->plan.device_reason, &device);
     output_note("device: %s", strbuf_cstr(&device));
-    output_note("%s: weights %s, cache %s for %lld tokens, loaded in %.2f s", s->info.name,
-                output_bytes(s->plan.weights), output_bytes(s->plan.kv_cache),
-                (long long)s->plan.n_blocks * s->plan.block_tokens, s->load_s);
+    output_note("%s: weights %s%s, cache %s for %lld tokens, loaded in %.2f s", s->info.name,
+                output_bytes(s->plan.weights), s->plan.packed ? " (packed file)" : "",
+                output_bytes(s->plan.kv_cache), (long long)s->plan.n_blocks * s->plan.block_tokens,
+                s->load_s);
     strbuf_free(&device);
     return LINNET_OK;
 }

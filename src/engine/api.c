@@ -124,6 +124,9 @@ linnet_status linnet_engine_create(linnet_model *m, const linnet_engine_options 
     status = engine_open(&config, &e, err);
     if (status) return status;
     e->plan = plan;
+    e->plan.packed = compute->decoder->packed != NULL;
+    if (compute->decoder->unpacked.status)
+        e->plan.packed_reason = compute->decoder->unpacked.message;
     status = engine_start_thread(e, err);
     if (status) {
         linnet_engine_destroy(e);

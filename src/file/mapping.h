@@ -10,6 +10,7 @@
 struct mapping {
     const uint8_t *data;
     size_t size;
+    int64_t modified_ns; /* since 1970: when the file was changed last */
 };
 
 /* Refuses, each with its own message: missing, no permission, a directory, not a regular file

@@ -236,10 +236,11 @@ static void load_all(struct loader *l, const struct checkpoint *cp, const struct
     d->head = load_one(l, w->head);
 }
 
-linnet_status decoder_create(const struct checkpoint *cp, const struct model_config *config,
-                             const struct ops *ops, struct pool *pool, const struct limits *limits,
-                             decoder_progress_fn progress, void *user, struct decoder **out,
-                             linnet_error *err)
+/* packed: taken over when it succeeds; NULL: none */
+static linnet_status create(const struct checkpoint *cp, const struct model_config *config,
+                            const struct ops *ops, struct pool *pool, const struct limits *limits,
+                            decoder_progress_fn progress, void *user, struct packed *packed,
+                            struct decoder **out, linnet_error *err)
 {
     struct weights w;
     linnet_status status = weights_bind(cp, config, &w, err);
@@ -256,6 +257,8 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
     status = load_rope(d, w.rope_freqs, err);
     if (status == LINNET_OK) status = ops->open(&config->shape, limits, pool, &d->backend, err);
     if (status == LINNET_OK) status = share_rope(d, err);
+    if (status == LINNET_OK && packed)
+        ops->use_store(d->backend, &(struct store){packed, packed_next});
     if (status == LINNET_OK) {
         struct loader l = {.cp = cp, .d = d, .progress = progress, .user = user, .err = err};
         for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;
@@ -269,14 +272,53 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
         decoder_destroy(d);
         return status;
     }
+    d->packed = packed;
     *out = d;
     return LINNET_OK;
+}
+
+linnet_status decoder_create(const struct checkpoint *cp, const struct model_config *config,
+                             const struct ops *ops, struct pool *pool, const struct limits *limits,
+                             decoder_progress_fn progress, void *user, struct decoder **out,
+                             linnet_error *err)
+{
+    struct packed *packed = NULL;
+    linnet_error unpacked = {LINNET_OK, ""};
+    if (ops->layout) unpacked.status = packed_open(cp, ops->layout, pool, &packed, &unpacked);
+    linnet_status status = create(cp, config, ops, pool, limits, progress, user, packed, out, err);
+    if (status)
+        packed_close(packed);
+    else
+        (*out)->unpacked = unpacked;
+    return status;
+}
+
+linnet_status decoder_pack(const struct checkpoint *cp, const struct model_config *config,
+                           const struct ops *ops, struct pool *pool, decoder_progress_fn progress,
+                           void *user, int64_t *bytes, linnet_error *err)
+{
+    struct limits least = {
+        .max_tokens = 1, .max_logits = 1, .max_seqs = 1, .max_context = KV_BLOCK, .n_blocks = 1};
+    struct packed *packed;
+    struct decoder *d = NULL;
+    if (!ops->layout)
+        return error_set(err, LINNET_UNSUPPORTED, "%s takes no packed weights", ops->name);
+    linnet_status status = packed_create(cp, ops->layout, &packed, err);
+    if (status) return status;
+    status = create(cp, config, ops, pool, &least, progress, user, packed, &d, err);
+    if (status)
+        packed_close(packed);
+    else
+        status = packed_commit(packed, pool, bytes, err);
+    decoder_destroy(d);
+    return status;
 }
 
 void decoder_destroy(struct decoder *d)
 {
     if (!d) return;
     if (d->backend) d->ops->close(d->backend);
+    packed_close(d->packed);
     rope_destroy(&d->rope);
     free(d->rope_divisors);
     free(d->rope_rows);

@@ -5,6 +5,7 @@
 #ifndef LINNET_MODEL_DECODER_H
 #define LINNET_MODEL_DECODER_H
 
+#include "file/packed.h"
 #include "model/config.h"
 #include "model/rope.h"
 #include "ops/ops.h"
@@ -20,8 +21,10 @@ struct decoder {
     struct matrix *head;       /* [vocab, hidden] */
     double activation_error;   /* ops.h: the largest that a matrix has */
     struct rope rope;
-    float *rope_divisors; /* [head_dim / 2] from rope_freqs.weight, or NULL */
-    float *rope_rows;     /* [max_tokens, head_dim] of the step */
+    float *rope_divisors;  /* [head_dim / 2] from rope_freqs.weight, or NULL */
+    float *rope_rows;      /* [max_tokens, head_dim] of the step */
+    struct packed *packed; /* the file that the matrices are in; NULL: the backend has them */
+    linnet_error unpacked; /* with a status: why the file of packed weights was not used */
 };
 
 /* done of total weight bytes are loaded. */
@@ -29,13 +32,19 @@ typedef void (*decoder_progress_fn)(void *user, int64_t done, int64_t total);
 
 /*
  * Binds every tensor of the checkpoint to its place (missing, extra or misshapen ones are
- * refused), loads them into a backend of `ops`, reserves cache and buffers.
+ * refused), loads them into a backend of `ops`, reserves cache and buffers. Matrices come from the
+ * model's file of packed weights, if it has one and the backend takes it.
  */
 linnet_status decoder_create(const struct checkpoint *cp, const struct model_config *config,
                              const struct ops *ops, struct pool *pool, const struct limits *limits,
                              decoder_progress_fn progress, void *user, struct decoder **out,
                              linnet_error *err);
 void decoder_destroy(struct decoder *d);
+
+/* Writes that file, *bytes long, for backends of `ops` (LINNET_UNSUPPORTED: they take none). */
+linnet_status decoder_pack(const struct checkpoint *cp, const struct model_config *config,
+                           const struct ops *ops, struct pool *pool, decoder_progress_fn progress,
+                           void *user, int64_t *bytes, linnet_error *err);
 
 /* Checks names and shapes of all tensors without loading; *weight_bytes: what the backend will
  * keep of them. */

@@ -105,6 +105,16 @@ struct matrix_part {
     bool paired; /* gate, then up, of equal shapes: a backend may lay their rows side by side */
 };
 
+/*
+ * Where matrices lie if not in memory of the backend's own. `next` gives the place of the next one,
+ * in the order of load_matrix: it is filled already, may only be read and stays; or it is to be
+ * filled, and then not looked at any more once the next one is asked for.
+ */
+struct store {
+    void *self;
+    linnet_status (*next)(void *self, size_t bytes, void **place, bool *filled, linnet_error *err);
+};
+
 /* The row of the file that holds row r of a head-interleaved matrix. */
 int64_t matrix_source_row(int64_t r, int32_t interleaved);
 
@@ -150,6 +160,11 @@ struct ops {
     linnet_status (*open)(const struct shape *shape, const struct limits *limits, struct pool *pool,
                           struct backend **out, linnet_error *err);
     void (*close)(struct backend *b); /* frees its matrices and vectors too */
+
+    /* Before the first load_matrix, for backends that say what they put there: `layout` is not 0,
+     * and another one after each change of it. */
+    void (*use_store)(struct backend *b, const struct store *store);
+    uint32_t layout;
 
     /* Parts have equal columns and are stacked by rows. part->data is not needed afterwards, except
      * by load_embedding, which may go on reading it. */
@@ -245,7 +260,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 7 }; /* grows with every change of this header */
+enum { OPS_ABI = 8 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };

@@ -48,7 +48,7 @@ static void cpu_close(struct backend *b)
     if (!b) return;
     for (struct matrix *m = b->matrices, *next; m; m = next) {
         next = m->next;
-        mem_pages_free(m->pages, m->bytes);
+        if (!m->stored) mem_pages_free(m->pages, m->bytes);
         free(m);
     }
     for (struct vector *v = b->vectors, *next; v; v = next) {
@@ -346,6 +346,8 @@ const struct ops ops_cpu = {
     .activation_error = cpu_activation_error,
     .open = cpu_open,
     .close = cpu_close,
+    .use_store = cpu_use_store,
+    .layout = PACK_LAYOUT,
     .load_matrix = cpu_load_matrix,
     .load_embedding = cpu_load_embedding,
     .load_vector = cpu_load_vector,

@@ -28,6 +28,7 @@ struct matrix {
     struct matrix_part source; /* embedding only: rows are read where the file has them */
     uint8_t *pages;
     size_t bytes;
+    bool stored; /* pages are the store's */
     struct matrix *next;
 };
 
@@ -43,7 +44,8 @@ struct backend {
     const struct kernels *kernels;
     struct matrix *matrices;
     struct vector *vectors;
-    char *cache; /* cache.c */
+    struct store store; /* all zero: none */
+    char *cache;        /* cache.c */
     size_t cache_bytes;
     float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */
     char *forms; /* rows of a product's input in the forms that it wants */
@@ -111,6 +113,7 @@ int64_t cpu_cache_bytes(const struct shape *s, enum kv_type kv, int32_t n_blocks
 void cpu_read_kv(struct backend *b, int32_t layer, int32_t slot, float *k, float *v);
 void cpu_copy_blocks(struct backend *b, int32_t layer, const int32_t *from, int32_t to, int32_t n);
 int64_t cpu_matrix_bytes(enum dtype dtype, int64_t rows, int64_t columns);
+void cpu_use_store(struct backend *b, const struct store *store);
 linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts, int n_parts,
                               struct matrix **out, linnet_error *err);
 linnet_status cpu_load_embedding(struct backend *b, const struct matrix_part *part,

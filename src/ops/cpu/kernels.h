@@ -26,6 +26,10 @@ enum {                     /* bytes of f16 [16], [16][4] and nibbles, see below 
        NIBBLES = 4 * QUAD
 };
 
+/* Files hold panels (file/packed.h): grows with every change of what a matrix's panels look like.
+ */
+enum { PACK_LAYOUT = 1 };
+
 /*
  * Layouts of a panel. Row r of the panel is element r of every 16-element run.
  *   PACK_F32, F16   [columns][16]

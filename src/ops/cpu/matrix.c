@@ -96,6 +96,27 @@ static struct matrix *new_matrix(struct backend *b)
     return m;
 }
 
+static linnet_status place_matrix(struct backend *b, struct matrix *m, bool *filled,
+                                  linnet_error *err)
+{
+    void *place;
+    if (b->store.next) {
+        linnet_status status = b->store.next(b->store.self, m->bytes, &place, filled, err);
+        if (status) return status;
+        m->stored = true;
+    } else {
+        place = mem_pages(m->bytes, true);
+        if (!place) return error_memory(err, "a weight matrix", m->bytes);
+    }
+    m->pages = place;
+    return LINNET_OK;
+}
+
+void cpu_use_store(struct backend *b, const struct store *store)
+{
+    b->store = *store;
+}
+
 linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts, int n_parts,
                               struct matrix **out, linnet_error *err)
 {
@@ -107,8 +128,9 @@ linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts
     m->n_segments = n_parts;
     for (int i = 0; i < n_parts; i++)
         m->bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
-    m->pages = mem_pages(m->bytes, true);
-    if (!m->pages) return error_memory(err, "a weight matrix", m->bytes);
+    bool filled = false;
+    linnet_status status = place_matrix(b, m, &filled, err);
+    if (status) return status;
     bool paired = n_parts == 2 && parts[0].paired && parts[1].paired; /* panels in turn */
     uint8_t *at = m->pages;
     for (int i = 0; i < n_parts; i++) {
@@ -133,7 +155,7 @@ linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts
         m->segments[0].stride = m->segments[1].stride =
             m->segments[0].stride + m->segments[1].stride;
     }
-    for (int i = 0; i < n_parts; i++)
+    for (int i = 0; i < n_parts && !filled; i++)
         pool_run(b->pool, pack_share, &(struct packing){&parts[i], &m->segments[i]});
     *out = m;
     return LINNET_OK;

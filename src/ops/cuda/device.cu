@@ -299,6 +299,8 @@ static const struct ops table = {
     cuda_activation_error,
     cuda_open,
     cuda_close,
+    NULL, /* use_store */
+    0,
     cuda_load_matrix,
     cuda_load_embedding,
     cuda_load_vector,
