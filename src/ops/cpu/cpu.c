@@ -27,7 +27,8 @@ static int64_t thread_scratch(const struct shape *s, const struct limits *l)
 static int64_t row_bytes(const struct shape *s, const struct limits *l)
 {
     return (int64_t)sizeof(float) *
-               (l->max_tokens * row_width(s) + (int64_t)l->max_logits * s->vocab) +
+               (l->max_tokens * row_width(s) + (int64_t)l->max_logits * s->vocab +
+                cpu_attention_parts(s, l)) +
            cpu_forms_bytes(s, l);
 }
 
@@ -80,7 +81,8 @@ static void cut_buffers(struct backend *b)
         at += plan[i].width * b->limits.max_tokens;
     }
     b->logits = at;
-    b->forms = (char *)(at + (int64_t)b->limits.max_logits * s->vocab);
+    b->parts = b->logits + (int64_t)b->limits.max_logits * s->vocab;
+    b->forms = (char *)(b->parts + cpu_attention_parts(s, &b->limits));
 }
 
 static linnet_status cpu_open(const struct shape *shape, const struct limits *limits,
@@ -167,64 +169,6 @@ static void embed_row(const struct rows_work *w, int64_t t)
                  b->x + t * b->shape.hidden);
 }
 
-/* ---- attention --------------------------------------------------------------------------- */
-
-struct attention {
-    struct backend *b;
-    const struct step *s;
-    int32_t layer;
-};
-
-/* The queries of some heads of one kv head, of some tokens of a sequence. */
-static void attend_some(const struct attention *a, int32_t seq, int32_t first_token,
-                        int32_t end_token, int32_t first_head, int32_t end_head, float *scratch)
-{
-    struct backend *b = a->b;
-    const struct step *s = a->s;
-    const struct shape *shape = &b->shape;
-    int32_t head_dim = shape->head_dim, group = shape->n_heads / shape->n_kv_heads, n = 0;
-    int64_t q_stride = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * head_dim;
-    struct kv_head kv = cpu_kv_head(b, a->layer, first_head / group);
-    const int32_t *table = s->block_tables + (int64_t)seq * s->max_blocks;
-    struct query queries[ATTENTION_QUERIES];
-    for (int32_t t = first_token; t < end_token; t++)
-        for (int32_t h = first_head; h < end_head; h++) {
-            queries[n++] =
-                (struct query){.q = b->qkv + t * q_stride + h * head_dim,
-                               .n_keys = s->positions[t] + 1,
-                               .out = b->attn + ((int64_t)t * shape->n_heads + h) * head_dim};
-            if (n < ATTENTION_QUERIES && (h + 1 < end_head || t + 1 < end_token)) continue;
-            b->kernels->attend(queries, n, &kv, table, head_dim, scratch);
-            n = 0;
-        }
-}
-
-/*
- * Items are (run of tokens of a sequence, kv head), dealt out in turn: later tokens have more keys.
- * The heads of a kv head, and tokens where these are few, go together and share its keys. Where
- * that gives the threads unequal work, every head is an item.
- */
-static void attention_share(void *arg, int thread, int n_threads)
-{
-    const struct attention *a = arg;
-    const struct step *s = a->s;
-    const struct shape *shape = &a->b->shape;
-    int32_t group = shape->n_heads / shape->n_kv_heads, heads = group, columns = shape->n_kv_heads;
-    int32_t run = group < ATTENTION_QUERIES ? ATTENTION_QUERIES / group : 1, item = 0;
-    int64_t n_items = (int64_t)s->n_tokens / run * columns;
-    if (n_items % n_threads && n_items < 8 * (int64_t)n_threads)
-        heads = run = 1, columns = shape->n_heads;
-    float *scratch = a->b->scratch + thread * a->b->scratch_size;
-    for (int32_t seq = 0; seq < s->n_seqs; seq++) {
-        int32_t begin = s->query_start[seq], end = s->query_start[seq + 1];
-        for (int32_t t = begin; t < end; t += run)
-            for (int32_t c = 0; c < columns; c++)
-                if (item++ % n_threads == thread)
-                    attend_some(a, seq, t, t + run < end ? t + run : end, c * heads,
-                                (c + 1) * heads, scratch);
-    }
-}
-
 /* ---- the operations ---------------------------------------------------------------------- */
 
 static void cpu_begin(struct backend *b, const struct step *s, const float *rope, bool whole)
@@ -251,11 +195,6 @@ static void cpu_qkv(struct backend *b, const struct step *s, int32_t layer, cons
                                   .y_stride = w->qkv->rows});
     cpu_for_rows(&(struct rows_work){
         .b = b, .s = s, .w = w, .layer = layer, .n = s->n_tokens, .row = store_row});
-}
-
-static void cpu_attention(struct backend *b, const struct step *s, int32_t layer)
-{
-    pool_run(b->pool, attention_share, &(struct attention){b, s, layer});
 }
 
 static void cpu_o_proj(struct backend *b, const struct step *s, const struct layer *w)

@@ -48,7 +48,8 @@ struct backend {
     char *cache;        /* cache.c */
     size_t cache_bytes;
     float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */
-    char *forms; /* rows of a product's input in the forms that it wants */
+    float *parts; /* of chunks of attention, merged later (attention.c) */
+    char *forms;  /* rows of a product's input in the forms that it wants */
     float *buffers;
     size_t buffer_bytes;
     const float *rope; /* the step's rows */
@@ -101,6 +102,10 @@ void cpu_product(const struct product *p);
  * thread's memory for products. */
 int64_t cpu_forms_bytes(const struct shape *s, const struct limits *l);
 int64_t cpu_product_scratch(const struct shape *s, const struct limits *l);
+
+/* Attention (attention.c), and floats of the parts that it keeps. */
+void cpu_attention(struct backend *b, const struct step *s, int32_t layer);
+int64_t cpu_attention_parts(const struct shape *s, const struct limits *l);
 
 /* The cache (cache.c): a token's keys and values [n_kv_heads, head_dim] into its slot, and where a
  * layer's of a kv head lie. */

@@ -278,10 +278,41 @@ INLINE void attend_chunk_of(bool int8, const struct tile *t, const struct kv_hea
     }
 }
 
-/* out, max and sum of what came before and a chunk's, both brought to the larger maximum. */
-static void merge_chunk(bool first, const float *part, float chunk_max, float chunk_sum,
-                        int32_t head_dim, float *out, float *max, float *sum)
+/* The chunk that begins at key `first`, of the queries that have keys there; which of the n is the
+ * first such. */
+static int chunk_parts(const struct query *queries, int n, const struct kv_head *kv,
+                       const int32_t *block_table, int32_t head_dim, int32_t first,
+                       float *const parts[], float *scores)
 {
+    const int32_t *blocks = block_table + first / PANEL;
+    float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES];
+    int begin = 0;
+    while (queries[begin].n_keys <= first) begin++;
+    struct tile t = {.n_queries = n - begin, .head_dim = head_dim};
+    for (int i = 0; i < t.n_queries; i++) {
+        int32_t left = queries[begin + i].n_keys - first;
+        t.q[i] = queries[begin + i].q;
+        t.n[i] = left < ATTENTION_CHUNK ? left : ATTENTION_CHUNK;
+        t.part[i] = parts[begin + i];
+        t.scores[i] = scores + i * ATTENTION_CHUNK;
+    }
+    if (kv->int8)
+        attend_chunk_of(true, &t, kv, blocks, max, sum);
+    else
+        attend_chunk_of(false, &t, kv, blocks, max, sum);
+    for (int i = 0; i < t.n_queries; i++) {
+        t.part[i][head_dim] = max[i];
+        t.part[i][head_dim + 1] = sum[i];
+    }
+    return begin;
+}
+
+/* out, max and sum of the chunks before and a chunk's, both brought to the larger maximum. Not
+ * inlined: the same instructions wherever it is called from. */
+static __attribute__((noinline)) void merge_chunk(bool first, const float *part, int32_t head_dim,
+                                                  float *out, float *max, float *sum)
+{
+    float chunk_max = part[head_dim], chunk_sum = part[head_dim + 1];
     float new_max = !first && *max > chunk_max ? *max : chunk_max;
     float old_weight = first ? 0 : expf(*max - new_max), weight = expf(chunk_max - new_max);
     for (int32_t d = 0; d < head_dim; d++)
@@ -290,35 +321,23 @@ static void merge_chunk(bool first, const float *part, float chunk_max, float ch
     *max = new_max;
 }
 
+static void normalize(float *out, int32_t head_dim, float sum)
+{
+    float inverse = 1.0f / sum;
+    for (int32_t d = 0; d < head_dim; d++) out[d] *= inverse;
+}
+
 static void attend_tile(const struct query *queries, int n, const struct kv_head *kv,
                         const int32_t *block_table, int32_t head_dim, float *scratch)
 {
-    float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES];
-    for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK) {
-        const int32_t *blocks = block_table + first / PANEL;
-        int begin = 0; /* the queries before have no keys left */
-        while (queries[begin].n_keys <= first) begin++;
-        struct tile t = {.n_queries = n - begin, .head_dim = head_dim};
-        for (int i = 0; i < t.n_queries; i++) {
-            int32_t left = queries[begin + i].n_keys - first;
-            t.q[i] = queries[begin + i].q;
-            t.n[i] = left < ATTENTION_CHUNK ? left : ATTENTION_CHUNK;
-            t.part[i] = scratch + i * (head_dim + ATTENTION_CHUNK);
-            t.scores[i] = t.part[i] + head_dim;
-        }
-        float chunk_max[ATTENTION_QUERIES], chunk_sum[ATTENTION_QUERIES];
-        if (kv->int8)
-            attend_chunk_of(true, &t, kv, blocks, chunk_max, chunk_sum);
-        else
-            attend_chunk_of(false, &t, kv, blocks, chunk_max, chunk_sum);
-        for (int i = 0; i < t.n_queries; i++)
-            merge_chunk(first == 0, t.part[i], chunk_max[i], chunk_sum[i], head_dim,
-                        queries[begin + i].out, &max[begin + i], &sum[begin + i]);
-    }
-    for (int i = 0; i < n; i++) {
-        float inverse = 1.0f / sum[i];
-        for (int32_t d = 0; d < head_dim; d++) queries[i].out[d] *= inverse;
-    }
+    float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES], *parts[ATTENTION_QUERIES];
+    for (int i = 0; i < ATTENTION_QUERIES; i++)
+        parts[i] = scratch + ATTENTION_QUERIES * ATTENTION_CHUNK + i * attention_part(head_dim);
+    for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK)
+        for (int i = chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
+             i < n; i++)
+            merge_chunk(first == 0, parts[i], head_dim, queries[i].out, &max[i], &sum[i]);
+    for (int i = 0; i < n; i++) normalize(queries[i].out, head_dim, sum[i]);
 }
 
 static void attend(const struct query *queries, int32_t n, const struct kv_head *kv,
@@ -327,6 +346,21 @@ static void attend(const struct query *queries, int32_t n, const struct kv_head 
     for (int32_t i = 0; i < n; i += ATTENTION_QUERIES)
         attend_tile(queries + i, n - i < ATTENTION_QUERIES ? n - i : ATTENTION_QUERIES, kv,
                     block_table, head_dim, scratch);
+}
+
+static void attend_chunk_alone(const struct query *queries, int32_t n, const struct kv_head *kv,
+                               const int32_t *block_table, int32_t head_dim, int32_t first,
+                               float *const parts[], float *scratch)
+{
+    chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
+}
+
+static void merge_chunks(const float *parts, int32_t n, int32_t head_dim, float *out)
+{
+    float max, sum;
+    for (int32_t i = 0; i < n; i++)
+        merge_chunk(i == 0, parts + i * attention_part(head_dim), head_dim, out, &max, &sum);
+    normalize(out, head_dim, sum);
 }
 
 #define NAME_TEXT(set) #set
@@ -341,4 +375,6 @@ const struct kernels KERNEL(kernels) = {
     .rope = rope,
     .silu_mul = silu_mul,
     .attend = attend,
+    .attend_chunk = attend_chunk_alone,
+    .merge_chunks = merge_chunks,
 };

@@ -118,9 +118,16 @@ struct query {
     float *out;     /* [head_dim] */
 };
 
+/* Floats of what a chunk gives for one query: [head_dim] weighted values, the largest score, the
+ * sum of exponentials. */
+static inline int64_t attention_part(int32_t head_dim)
+{
+    return (int64_t)head_dim + 2;
+}
+
 static inline int64_t attention_scratch(int32_t head_dim)
 {
-    return ATTENTION_QUERIES * ((int64_t)head_dim + ATTENTION_CHUNK);
+    return ATTENTION_QUERIES * (ATTENTION_CHUNK + attention_part(head_dim));
 }
 
 struct kernels {
@@ -147,6 +154,16 @@ struct kernels {
      */
     void (*attend)(const struct query *queries, int32_t n, const struct kv_head *kv,
                    const int32_t *block_table, int32_t head_dim, float *scratch);
+    /*
+     * The same in two halves, with the same bits: for at most ATTENTION_QUERIES queries one chunk,
+     * which begins at key `first` (the last query has it), into parts[i] of each query i that has
+     * keys there; then the n chunks' parts of a query, which lie one after the other, to its
+     * result.
+     */
+    void (*attend_chunk)(const struct query *queries, int32_t n, const struct kv_head *kv,
+                         const int32_t *block_table, int32_t head_dim, int32_t first,
+                         float *const parts[], float *scratch);
+    void (*merge_chunks)(const float *parts, int32_t n, int32_t head_dim, float *out);
 };
 
 static inline enum activation kernels_activation(const struct kernels *k, enum pack pack)
