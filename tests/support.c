@@ -1,5 +1,6 @@
 #include "support.h"
 
+#include <time.h>
 #include <unistd.h>
 
 static const char *join(const char *root, const char *name)
@@ -60,6 +61,13 @@ char *load_file(const char *path, size_t *size)
     text[used] = 0;
     if (size) *size = used;
     return text;
+}
+
+double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 const char *smollm2_path(void)

@@ -33,6 +33,10 @@ json_t *load_json(const char *path);
  */
 char *load_file(const char *path, size_t *size);
 
+/* Of all threads of this process, which begins at 0: what else runs on the machine does not count.
+ */
+double cpu_seconds(void);
+
 /* Fails the test with the message if status is not LINNET_OK. */
 #define assert_ok(status, err)                                                      \
     do {                                                                            \

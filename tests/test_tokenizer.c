@@ -1,6 +1,5 @@
 /* Ids equal to Hugging Face's: the goldens of tests/data and, where present, of ../shared. */
 #include <pthread.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tokenizer_check.h"
@@ -11,14 +10,6 @@ enum { PATIENCE = 10 };
 #else
 enum { PATIENCE = 1 };
 #endif
-
-/* Of this process: what else runs on the machine does not count. */
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- goldens ------------------------------------------------------------------------------ */
 
@@ -173,9 +164,9 @@ static void check_run(const struct tokenizer *t, const json_t *entry)
     struct strbuf text = {0};
     for (json_int_t i = 0; i < json_integer_value(json_object_get(gen, "count")); i++)
         strbuf_text(&text, json_string_value(json_object_get(gen, "unit")));
-    double start = seconds();
+    double start = cpu_seconds();
     struct token_list list = encode(t, text.data, text.size, false, true);
-    assert_true(seconds() - start < 2 * PATIENCE);
+    assert_true(cpu_seconds() - start < 2 * PATIENCE);
     assert_int_equal(list.count, json_integer_value(json_object_get(entry, "n_ids")));
     for (size_t i = 0; i < 4; i++) {
         const json_t *head = json_array_get(json_object_get(entry, "ids_head"), i);
@@ -391,7 +382,7 @@ static size_t encode_flat(const struct tokenizer *t, const char *text, size_t n,
     pthread_attr_t attributes;
     pthread_t thread[4];
     struct job jobs[4];
-    double start = seconds();
+    double start = cpu_seconds();
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, 256 << 10);
     for (int i = 0; i < threads; i++) {
@@ -400,7 +391,7 @@ static size_t encode_flat(const struct tokenizer *t, const char *text, size_t n,
     }
     for (int i = 0; i < threads; i++) pthread_join(thread[i], NULL);
     pthread_attr_destroy(&attributes);
-    assert_true(seconds() - start < 2 * PATIENCE * threads);
+    assert_true(cpu_seconds() - start < 2 * PATIENCE * threads);
     for (int i = 0; i < threads; i++) assert_int_equal(jobs[i].count, jobs[0].count);
     return jobs[0].count;
 }
