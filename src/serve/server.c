@@ -16,8 +16,10 @@
 #include "base/threads.h"
 #include "serve/server_internal.h"
 
-/* How long clients may take to hear that the server stops. */
+/* How long clients may take to hear that the server stops; and in how many turns of the loop at
+ * least, which may itself stand still for so long. */
 static const double farewell_s = 1;
+enum { FAREWELL_TURNS = 100 };
 static const double tick_s = 0.25;
 
 /* How long after somebody was refused for want of memory others are hurried. */
@@ -219,20 +221,25 @@ static void turn(struct server *s)
     MHD_run(s->daemon);
 }
 
-static bool is_busy(struct server *s)
+/* Something that clients are to hear is on its way: in the engine, unless that is given up, or with
+ * the workers, or back from either. */
+static bool owes(struct server *s, bool engine)
 {
     pthread_mutex_lock(&s->mutex);
-    bool busy = s->n_busy > 0;
+    bool found = s->n_busy > 0 || s->ready || (engine && s->n_live > 0);
+    for (int i = 0; i < N_JOBS; i++) found |= s->jobs[i].first || s->long_jobs[i].first;
     pthread_mutex_unlock(&s->mutex);
-    return busy;
+    return found;
 }
 
 /* Everybody who waits hears that the server stops: bodies under way and answers here, what lies
- * with the workers by them. What they are at comes to its end. */
+ * with the workers by them. What they are at comes to its end. Their clients' time begins only when
+ * all of it has come. */
 static void farewell(struct server *s)
 {
-    double deadline = clock_seconds() + farewell_s;
-    for (double now; s->exchanges && (now = clock_seconds()) < deadline;) {
+    double now = clock_seconds(), deadline = now + farewell_s;
+    double engine_deadline = now + s->options.stopped_s;
+    for (int n = 0; s->exchanges && (n < FAREWELL_TURNS || now < deadline); n++) {
         /* each time: some are submitted only now */
         for (struct exchange *x = s->exchanges; x; x = x->next) {
             exchange_cancel(x, false);
@@ -240,7 +247,10 @@ static void farewell(struct server *s)
         }
         s->next_tick = 0;
         turn(s);
-        if (is_busy(s)) deadline = now + farewell_s;
+        now = clock_seconds();
+        if (!owes(s, now < engine_deadline)) continue;
+        n = 0;
+        deadline = now + farewell_s;
     }
 }
 

@@ -48,7 +48,8 @@ struct server_options {
     double crowded_s;     /* 5: what stall_s is while requests are refused for want of memory, at 16
                              times reply_slowest, for bodies too */
     double ping_s;        /* 15: a comment in a stream that has nothing else to say */
-    double stopped_s;     /* 120: an engine that takes no step for so long is unhealthy */
+    double stopped_s;     /* 120: an engine that takes no step for so long is unhealthy; when the
+                             server stops it waits no longer for what the engine has to say */
 
     enum server_log log_format;
     server_log_fn log;
