@@ -169,7 +169,8 @@ static void cut_off_slow(struct server *s, double now)
             shutdown(x->socket, SHUT_RDWR); /* libmicrohttpd sees a client that left */
 }
 
-/* What happens because time goes by: pings, and clients that are late. */
+/* What happens because time goes by: pings, and clients that are late. `now` is when they were last
+ * listened to: what they have sent since may be in time, and we late. */
 static void tick(struct server *s, double now)
 {
     if (now < s->next_tick) return;
@@ -217,7 +218,8 @@ static void turn(struct server *s)
         http_resume(x);
     }
     resume_ready(s);
-    tick(s, clock_seconds());
+    tick(s, s->heard);
+    s->heard = clock_seconds();
     MHD_run(s->daemon);
 }
 

@@ -162,6 +162,7 @@ struct server {
     struct exchange *exchanges;
     struct peer *peers;
     double next_tick;
+    double heard;         /* when libmicrohttpd last began to read what has come */
     bool closing;         /* nothing may be suspended any more */
     char log_buffer[512]; /* libmicrohttpd's complaint at the start */
 
