@@ -110,6 +110,7 @@ static void on_event(void *user, const linnet_event *e)
     double now = clock_seconds();
     bool finished = e->type == LINNET_EVENT_FINISHED;
     leave_queue(sub);
+    if (finished) measure_choice(x, e, now); /* before its reply can go out */
     pthread_mutex_lock(&x->mutex);
     size_t choice = sub->index * (size_t)x->request.request.n + (size_t)e->choice;
     openai_answer_add(&x->answers[choice], e);
@@ -128,7 +129,6 @@ static void on_event(void *user, const linnet_event *e)
     pthread_mutex_unlock(&x->mutex);
     if (closed) exchange_cancel(x, false);
     if (!finished && account_is_greedy(x)) generate_give_way(x);
-    if (finished) measure_choice(x, e, now);
     if (e->error && ends_engine(e->error->status)) atomic_store(&x->server->failed, true);
     if (!gone && stream && e->type != LINNET_EVENT_PROMPT) exchange_wake(x);
     if (!gone && !stream && finished && all) exchange_work(x);
