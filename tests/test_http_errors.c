@@ -210,7 +210,7 @@ static void others(void **state)
     streamed_read(&alone, &a.body);
     int fd = client_open(&site);
     client_ask(fd, "POST", completions, "", biased(good));
-    assert_begun(fd);
+    assert_true(has_begun(fd));
     for (int i = 0; i < 8; i++)
         assert_broken(completions, "{\"prompt\":\"~\",\"max_tokens\":3}", "server_error");
     assert_true(client_read(fd, &a, false));

@@ -243,7 +243,9 @@ static void late_headers(void **state)
     assert_true(ready.revents);
     assert_cut(fd);
     close(fd);
-    ask(&site, "GET", "/health", NULL, &a);
+    /* again where this client was late, too */
+    do ask(&site, "GET", "/health", NULL, &a);
+    while (a.status == 0);
     assert_status(&a, 503); /* there is no model */
     site_close(&site);
 }
@@ -283,17 +285,21 @@ static void slow_reader(void **state)
     struct server_options options = {.stall_s = 3};
     struct site site;
     open_site(&site, &options, 4);
-    int fd = socket(AF_INET, SOCK_STREAM, 0), small = 2048;
+    int fd = -1, small = 2048;
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)site.port)};
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
-    client_ask(fd, "POST", completions, "",
-               "{\"prompt\":[40],\"max_tokens\":20000,\"ignore_eos\":true,\"stream\":true,"
-               "\"logprobs\":20}");
-    assert_begun(fd);
+    do { /* again where this client was late before it had sent all */
+        if (fd >= 0) close(fd);
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+        assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+        client_ask(fd, "POST", completions, "",
+                   "{\"prompt\":[40],\"max_tokens\":20000,\"ignore_eos\":true,\"stream\":true,"
+                   "\"logprobs\":20}");
+    } while (!has_begun(fd));
     for (int i = 0; i < 8; i++) {
-        ask(&site, "POST", completions, quick, &a);
+        do ask(&site, "POST", completions, quick, &a);
+        while (a.status == 0);
         assert_status(&a, 200);
     }
     assert_true(site_logged(&site, "client left")); /* cut off */
@@ -379,11 +385,13 @@ static void loading_and_draining(void **state)
 static void stopping(void **state)
 {
     (void)state;
+    /* tokens without text: nobody reads meanwhile, and what the system keeps must not fill */
+    static const char silent[] = ",\"stream\":true,\"logit_bias\":{\"470\":1000}";
     struct site site;
     struct streamed s;
     open_site(&site, NULL, 2);
-    int stream = ask_endless(&site, ",\"stream\":true"), whole = ask_endless(&site, "");
-    int queued = ask_endless(&site, ",\"stream\":true"), idle = client_open(&site);
+    int stream = ask_endless(&site, silent), whole = ask_endless(&site, "");
+    int queued = ask_endless(&site, silent), idle = client_open(&site);
     await_running(&site, 2, 1);
     int fds[] = {stream, queued};
     server_stop(site.server);
@@ -533,7 +541,7 @@ static void many_idle_connections(void **state)
     static const char *const end[] = {"P/1.1\r\nHost: t\r\n\r\n", "{\"prompt\":\"x\"}",
                                       "GET /health HTTP/1.1\r\nHost: t\r\n\r\n"};
     static int fds[MOST];
-    struct server_options options = {.header_s = 1e4, .body_s = 1e4, .idle_s = 1e4};
+    struct server_options options = {.header_s = 1e4, .body_s = 1e4, .idle_s = 1e4, .stall_s = 1e4};
     struct site site;
     int n_files = raise_file_limit(), n = n_files > 2 * MOST + FILES ? MOST : (n_files - FILES) / 2;
     open_site(&site, &options, 2);

@@ -164,7 +164,7 @@ static void slow_readers(void **state)
     assert_in_range(n, 1, 63);
     ask(&site, "GET", "/health", NULL, &a);
     assert_status(&a, 200);
-    double end = clock_seconds() + 20;
+    double end = clock_seconds() + 300;
     do ask(&site, "POST", tokenize, strbuf_cstr(&body), &a);
     while (a.status == 503 && clock_seconds() < end);
     assert_status(&a, 200); /* and none of the slow ones has hung up */
@@ -178,20 +178,24 @@ static void slow_readers(void **state)
 static void replies_have_an_end(void **state)
 {
     (void)state;
-    enum { WORDS = 40000 };
+    enum { WORDS = 100000 }; /* far more than is taken, and than the system keeps */
     struct server_options options = {.stall_s = 2, .reply_slowest = 1 << 20};
     site_open(&site, "127.0.0.1", &options);
     site_load(&site, 4);
     struct strbuf body = repeated("{\"prompt\":\"", "x y z ", WORDS, "\"}");
-    ask(&site, "POST", tokenize, strbuf_cstr(&body), &a);
+    int fd = -1;
+    do { /* again where this client was late before it had sent all */
+        if (fd >= 0) close(fd);
+        fd = slow_client(32 << 10);
+        client_ask(fd, "POST", tokenize, "", strbuf_cstr(&body));
+    } while (!client_head(fd, &a));
     assert_status(&a, 200);
-    int fd = slow_client(32 << 10);
-    client_ask(fd, "POST", tokenize, "", strbuf_cstr(&body));
+    size_t size = strtoul(header_of(&a, "content-length"), NULL, 10);
     char bytes[8 << 10];
     size_t n = 0;
     for (ssize_t some; (some = recv(fd, bytes, sizeof bytes, 0)) > 0; n += (size_t)some)
         usleep(60000); /* it takes something all the time */
-    assert_in_range(n, 1, a.body.size - 1);
+    assert_true(n < size);
     close(fd);
     strbuf_free(&body);
     close_site();
@@ -207,7 +211,7 @@ static int slow_stream(void)
     client_ask(fd, "POST", completions, "", strbuf_cstr(&body));
     strbuf_free(&body);
     linnet_stats stats = {.generated_tokens = 0};
-    for (double end = clock_seconds() + 60; clock_seconds() < end; usleep(1000)) {
+    for (double end = clock_seconds() + 300; clock_seconds() < end; usleep(1000)) {
         linnet_engine_get_stats(site.engine, &stats);
         if (stats.generated_tokens == N) break;
     }

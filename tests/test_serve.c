@@ -167,7 +167,7 @@ static void terminate_twice(void **state)
 {
     (void)state;
     static const char body[] = "{\"prompt\":[40],\"max_tokens\":30000,\"ignore_eos\":true,"
-                               "\"stream\":true}";
+                               "\"stream\":true,\"logit_bias\":{\"470\":1000}}"; /* no text */
     for (int twice = 0; twice < 2; twice++) {
         struct running r;
         START(&r, "--port", "0", "--drain-timeout", twice ? "600" : "0.2");
@@ -186,7 +186,7 @@ static void terminate_twice(void **state)
         while (client_line(fd, line, sizeof line)) told |= strstr(line, "shutting down") != NULL;
         assert_true(told);
         assert_int_equal(end(&r), 0);
-        assert_true(clock_seconds() - begun < 20);
+        assert_true(clock_seconds() - begun < 300); /* not the 600 */
         close(fd);
     }
 }
