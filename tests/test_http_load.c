@@ -7,7 +7,7 @@
 
 #include <stdatomic.h>
 
-enum { N_CLIENTS = 24, N_ROUNDS = 8, N_KINDS = 8, SEEN_S = 120 };
+enum { N_CLIENTS = 24, N_ROUNDS = 8, N_KINDS = 8, SEEN_S = 300 };
 
 static struct site site;
 static char bodies[N_KINDS][2][512]; /* whole, streamed */
@@ -134,7 +134,7 @@ static void crowd(void **state)
 
 /* ---- short answers ------------------------------------------------------------------------- */
 
-enum { N_HASTY = 64, N_HASTY_ROUNDS = 12, ANSWER_S = 60 };
+enum { N_HASTY = 64, N_HASTY_ROUNDS = 12, ANSWER_S = 300 };
 
 struct hasty {
     pthread_t thread;

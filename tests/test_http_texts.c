@@ -114,7 +114,7 @@ static int ask_long(struct site *site)
 static void await_waiting(struct site *site, int n)
 {
     int found = -1;
-    for (double end = clock_seconds() + 20; found != n && clock_seconds() < end; usleep(1000)) {
+    for (double end = clock_seconds() + 300; found != n && clock_seconds() < end; usleep(1000)) {
         pthread_mutex_lock(&site->server->mutex);
         found = 0;
         for (int i = 0; i < N_JOBS; i++) {
