@@ -2,7 +2,7 @@
 #ifndef LINNET_TESTS_PROGRAM_H
 #define LINNET_TESTS_PROGRAM_H
 
-#include "support.h"
+#include "scratch.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -24,7 +24,7 @@ static inline void slurp(const char *path, char *text, size_t size)
     fclose(f);
 }
 
-static char out_path[64], err_path[64], work_path[64];
+static char scratch[64], out_path[80], err_path[80], work_path[80];
 
 /* Runs the program with standard input from a text and output into `out` (NULL: collected). */
 static inline pid_t start(const char *out, const char *input, const char *const *words)
@@ -91,9 +91,10 @@ static inline const char *tiny_path(void)
 static inline int prepare(void **state)
 {
     (void)state;
-    snprintf(out_path, sizeof out_path, "/tmp/linnet-test-%d.out", (int)getpid());
-    snprintf(err_path, sizeof err_path, "/tmp/linnet-test-%d.err", (int)getpid());
-    snprintf(work_path, sizeof work_path, "/tmp/linnet-test-%d.jsonl", (int)getpid());
+    snprintf(scratch, sizeof scratch, "%s", scratch_create());
+    snprintf(out_path, sizeof out_path, "%s/out", scratch);
+    snprintf(err_path, sizeof err_path, "%s/err", scratch);
+    snprintf(work_path, sizeof work_path, "%s/jsonl", scratch);
     int fd = open(out_path, O_WRONLY | O_CREAT, 0600);
     return fd < 0 || close(fd) != 0;
 }
@@ -101,9 +102,7 @@ static inline int prepare(void **state)
 static inline int tidy_up(void **state)
 {
     (void)state;
-    unlink(out_path);
-    unlink(err_path);
-    unlink(work_path);
+    scratch_remove(scratch);
     return 0;
 }
 

@@ -3,6 +3,7 @@
  * `linnet perplexity` against sums over what the scorer gives for the same chunks.
  */
 #include "golden.h"
+#include "scratch.h"
 
 #include <math.h>
 #include <sys/stat.h>
@@ -374,7 +375,7 @@ static void bad_input(void **state)
 static int prepare(void **state)
 {
     (void)state;
-    snprintf(folder, sizeof folder, "/tmp/linnet-test-%d.d", (int)getpid());
+    snprintf(folder, sizeof folder, "%s", scratch_create());
     return 0;
 }
 
