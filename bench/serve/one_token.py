@@ -19,13 +19,18 @@ from load import percentile
 
 async def worker(server, message, end, latencies):
     reader, writer = await server.open()
-    while (begun := time.perf_counter()) < end:
+    begun = time.perf_counter()
+    while True:  # one at least
         writer.write(message)
         status, headers = await read_head(reader)
         body = b"".join([piece async for piece in read_body(reader, headers)])
         if status != 200:
             sys.exit(f"{status}: {body.decode(errors='replace')}")
-        latencies.append(time.perf_counter() - begun)
+        now = time.perf_counter()
+        latencies.append(now - begun)
+        if now >= end:
+            break
+        begun = now
     writer.close()
 
 
