@@ -140,7 +140,7 @@ INLINE dots d_end(enum magnitude m, dots d, dots first)
 #undef I
 #undef I_
 
-#else /* four lanes: the compiler's own vectors */
+#else /* four lanes: the compiler's own vectors, but for products */
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -170,6 +170,9 @@ INLINE bytes b_left(bytes b, int n, uint8_t mask)
 }
 INLINE bytes b_right(bytes b, int n, uint8_t mask)
 {
+#if defined(KERNEL_NEON)
+    if (255 >> n == mask) return b >> n; /* compilers would keep the mask */
+#endif
     return (b >> n) & mask;
 }
 INLINE bytes b_weights(enum magnitude m, bytes b)
@@ -189,13 +192,46 @@ INLINE vec v_from_dots(dots d)
 {
     return __builtin_convertvector(d, vec);
 }
+#if defined(KERNEL_NEON) && !defined(__ARM_FEATURE_DOTPROD)
+/* Products in 16 bits: the lower and the upper two rows' of one quad, then of the other added. */
+INLINE dots d_begin(enum magnitude m, dots first)
+{
+    return m == UP_TO_15 ? i_set(0) : first;
+}
+INLINE dots d_add(enum magnitude m, dots d, bytes w0, const int8_t *x0, bytes w1, const int8_t *x1)
+{
+    int8x16_t a = (int8x16_t)w0, b = (int8x16_t)w1, x = (int8x16_t)b_quad(x0),
+              y = (int8x16_t)b_quad(x1);
+    int16x8_t low = vmlal_s8(vmull_s8(vget_low_s8(a), vget_low_s8(x)), vget_low_s8(b),
+                             vget_low_s8(y)),
+              high = vmlal_high_s8(vmull_high_s8(a, x), b, y);
+    if (m == ANY_BYTE) /* of -128 times -127 two fit, not four */
+        return d + (dots)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+    int16x8_t pairs = vpaddq_s16(low, high);
+    return m == UP_TO_15 ? (dots)((wide)d + (wide)pairs) : (dots)vpadalq_s16((int32x4_t)d, pairs);
+}
+INLINE dots d_end(enum magnitude m, dots d, dots first)
+{
+    return m == UP_TO_15 ? (dots)vpadalq_s16((int32x4_t)first, (int16x8_t)d) : d;
+}
+#else
 INLINE dots d_begin(enum magnitude m, dots first)
 {
     (void)m;
     return first;
 }
-INLINE dots dot(dots d, bytes w, bytes x) /* all weights fit in a signed byte */
+/* All weights fit in a signed byte. */
+#if defined(KERNEL_NEON)
+INLINE dots dot(dots d, bytes w, const int8_t *x)
 {
+    uint32_t quad;
+    memcpy(&quad, x, 4);
+    return (dots)vdotq_lane_s32((int32x4_t)d, (int8x16_t)w, vcreate_s8(quad), 0);
+}
+#else
+INLINE dots dot(dots d, bytes w, const int8_t *quad)
+{
+    bytes x = b_quad(quad);
     wide w0 = (wide)w << 8 >> 8, w1 = (wide)w >> 8, x0 = (wide)x << 8 >> 8, x1 = (wide)x >> 8;
 #if defined(__SSE2__)
     return d + (dots)_mm_madd_epi16((__m128i)w0, (__m128i)x0) +
@@ -208,16 +244,18 @@ INLINE dots dot(dots d, bytes w, bytes x) /* all weights fit in a signed byte */
     return d;
 #endif
 }
+#endif
 INLINE dots d_add(enum magnitude m, dots d, bytes w0, const int8_t *x0, bytes w1, const int8_t *x1)
 {
     (void)m;
-    return dot(dot(d, w0, b_quad(x0)), w1, b_quad(x1));
+    return dot(dot(d, w0, x0), w1, x1);
 }
 INLINE dots d_end(enum magnitude m, dots d, dots first)
 {
     (void)m, (void)first;
     return d;
 }
+#endif
 #endif
 
 #endif

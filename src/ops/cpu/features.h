@@ -1,4 +1,4 @@
-/* features.h - what an x86-64 processor can do, where the system lets programs use it. */
+/* features.h - what the processor can do, where the system lets programs use it. */
 #ifndef LINNET_OPS_CPU_FEATURES_H
 #define LINNET_OPS_CPU_FEATURES_H
 
@@ -51,6 +51,15 @@ static inline bool has_avx512_bf16(void) /* with VNNI */
 static inline bool has_fast_bf16(void)
 {
     return has_avx512_bf16() && !__builtin_cpu_is("intel");
+}
+
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+
+static inline bool has_neon_dot(void)
+{
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 }
 #endif
 

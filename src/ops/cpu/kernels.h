@@ -173,7 +173,7 @@ static inline enum activation kernels_activation(const struct kernels *k, enum p
 }
 
 extern const struct kernels kernels_generic, kernels_avx2, kernels_avx2_vnni, kernels_avx512,
-    kernels_avx512_vnni, kernels_avx512_bf16;
+    kernels_avx512_vnni, kernels_avx512_bf16, kernels_neon, kernels_neon_dot;
 
 /* The i-th set that this machine can run, the best first; NULL: no more. */
 const struct kernels *kernels_usable(int i);

@@ -56,9 +56,9 @@ struct probe {
     int operations; /* of one link */
 };
 
-#if defined(__x86_64__)
-
 #define TARGET(features) __attribute__((target(features)))
+
+#if defined(__x86_64__)
 
 /* a x + y stays near 2. */
 #define LINK(i) a##i = _mm512_fmadd_ps(a##i, x, y);
@@ -120,7 +120,32 @@ static const struct probe probes[] = {
 PROBE(f32_neon, , float32x4_t, vdupq_n_f32(0.5f), vdupq_n_f32(1), float32x4_t, vdupq_n_f32(2), LINK)
 #undef LINK
 
-static const struct probe probes[] = {{ARITHMETIC_F32, NULL, f32_neon, 2 * 4}};
+/* Compilers differ in the name. */
+#if defined(__clang__)
+#define WITH_DOTS TARGET("dotprod")
+#else
+#define WITH_DOTS TARGET("arch=armv8.2-a+dotprod")
+#endif
+
+/* As an instruction: not every compiler gives the intrinsic to a single function. */
+#define LINK(i) __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(a##i) : "w"(x), "w"(y));
+PROBE(int8_neon_dot, WITH_DOTS, int8x16_t, vdupq_n_s8(85), vdupq_n_s8(-51), int32x4_t,
+      vdupq_n_s32(0), LINK)
+#undef LINK
+
+/* Products to 16 bits, two of them added, and pairs to the sum: x is unknown anew each time, or the
+ * first two would be done once. */
+#define LINK(i) \
+    UNKNOWN(x)  \
+    a##i = vpadalq_s16(a##i, vmlal_high_s8(vmull_s8(vget_low_s8(x), vget_low_s8(y)), x, y));
+PROBE(int8_neon, , int8x16_t, vdupq_n_s8(85), vdupq_n_s8(-51), int32x4_t, vdupq_n_s32(0), LINK)
+#undef LINK
+
+static const struct probe probes[] = {
+    {ARITHMETIC_F32, NULL, f32_neon, 2 * 4},
+    {ARITHMETIC_INT8, has_neon_dot, int8_neon_dot, 2 * 16},
+    {ARITHMETIC_INT8, NULL, int8_neon, 2 * 16},
+};
 
 #else
 

@@ -11,16 +11,17 @@ static_assert(PANEL == VECS * LANES, "a panel is VECS vectors");
 
 /* Tokens of a tile: as many as leave room in the registers for their sums. */
 enum {
-    WIDE = LANES == 16  ? 12
-           : LANES == 8 ? 4
-                        : 2, /* with quantized weights */
+    WIDE = LANES == 16                     ? 12
+           : LANES == 8 || REGISTERS == 32 ? 4
+                                           : 2, /* with quantized weights */
     MIDDLE = LANES == 16 ? 4 : WIDE / 2,
-    PLAIN = LANES == 16  ? 12
-            : LANES == 8 ? 5
-                         : 3, /* with others */
-    SMALL = LANES == 16  ? 4
-            : LANES == 8 ? 2
-                         : 1,
+    PLAIN = LANES == 16       ? 12
+            : REGISTERS == 32 ? 6
+            : LANES == 8      ? 5
+                              : 3, /* with others */
+    SMALL = LANES == 16                     ? 4
+            : LANES == 8 || REGISTERS == 32 ? 2
+                                            : 1,
     TWO = 2,                           /* panels at once */
     PLAIN_PANELS = LANES == 16 ? 2 : 1 /* with a tile of PLAIN tokens */
 };

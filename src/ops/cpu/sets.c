@@ -26,6 +26,9 @@ static const struct {
     {&kernels_avx512, has_avx512},
     {&kernels_avx2_vnni, has_avx_vnni},
     {&kernels_avx2, has_avx2},
+#elif defined(__aarch64__)
+    {&kernels_neon_dot, has_neon_dot},
+    {&kernels_neon, NULL},
 #endif
     {&kernels_generic, NULL},
 };

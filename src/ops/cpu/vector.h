@@ -1,8 +1,8 @@
 /*
  * vector.h - the few vector operations that the kernels are written in, for the instruction set
- * that the including file is compiled for. A `vec` has LANES floats; + - * / work on it. Sixteen
- * lanes' worth of rows, VECS vectors, are always handled together, so a row's sum is the same
- * chain whatever the width.
+ * that the including file is compiled for. A `vec` has LANES floats; + - * / work on it; there is
+ * room for REGISTERS of them. Sixteen lanes' worth of rows, VECS vectors, are always handled
+ * together, so a row's sum is the same chain whatever the width.
  */
 #ifndef LINNET_OPS_CPU_VECTOR_H
 #define LINNET_OPS_CPU_VECTOR_H
@@ -14,7 +14,7 @@
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
-enum { LANES = 16 };
+enum { LANES = 16, REGISTERS = 32 };
 typedef __m512 vec;
 INLINE vec v_load(const float *p)
 {
@@ -86,7 +86,7 @@ INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
-enum { LANES = 8 };
+enum { LANES = 8, REGISTERS = 16 };
 typedef __m256 vec;
 INLINE vec v_load(const float *p)
 {
@@ -158,10 +158,79 @@ INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
 
+#elif defined(KERNEL_NEON)
+#include <arm_neon.h>
+enum { LANES = 4, REGISTERS = 32 };
+typedef float32x4_t vec;
+INLINE vec v_load(const float *p)
+{
+    return vld1q_f32(p);
+}
+INLINE void v_store(float *p, vec v)
+{
+    vst1q_f32(p, v);
+}
+INLINE vec v_set(float f)
+{
+    return vdupq_n_f32(f);
+}
+INLINE vec v_fma(vec a, vec b, vec c)
+{
+    return vfmaq_f32(c, a, b);
+}
+INLINE vec v_max(vec a, vec b)
+{
+    return vmaxq_f32(a, b);
+}
+INLINE vec v_min(vec a, vec b)
+{
+    return vminq_f32(a, b);
+}
+INLINE vec v_round(vec a)
+{
+    return vrndnq_f32(a);
+}
+INLINE vec v_power_of_2(vec n) /* n a whole number in [-126, 127] */
+{
+    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+}
+INLINE vec v_from_u8(const uint8_t *p)
+{
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+}
+INLINE vec v_from_i8(const int8_t *p)
+{
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+}
+INLINE vec v_from_f16(const uint16_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+INLINE vec v_from_bf16_pair(const void *p, int odd)
+{
+    uint32x4_t pair = vreinterpretq_u32_u8(vld1q_u8(p));
+    return vreinterpretq_f32_u32(odd ? vandq_u32(pair, vdupq_n_u32(0xFFFF0000))
+                                     : vshlq_n_u32(pair, 16));
+}
+INLINE vec v_abs(vec a)
+{
+    return vabsq_f32(a);
+}
+INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
+{
+    int16x4_t words = vmovn_s32(vcvtq_s32_f32(a));
+    int8x8_t eight = vmovn_s16(vcombine_s16(words, words));
+    memcpy(p, &eight, LANES);
+}
+
 #else /* any machine: the compiler's own vectors of four; a product and a sum where there is no \
          FMA */
 #include "base/dtype.h"
-enum { LANES = 4 };
+enum { LANES = 4, REGISTERS = 16 };
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_int __attribute__((vector_size(16)));
 INLINE vec v_load(const float *p)
