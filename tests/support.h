@@ -20,6 +20,9 @@
 
 #include "base/error.h"
 
+/* Whether an emulated processor runs the tests, some twenty times slower: the longest do less. */
+enum { EMULATED = LINNET_EMULATED };
+
 /* Path of a file below tests/data, below ../shared/reference or ../shared/cases. Rotating static
  * buffers: valid for the next 15 calls. The shared ones return NULL where the file is absent. */
 const char *data_path(const char *name);

@@ -269,7 +269,7 @@ typedef const struct ops *(*ops_cuda_fn)(const struct ops_cuda_request *request,
 #define OPS_CUDA_LIBRARY "liblinnet_cuda.so"
 #define OPS_CUDA_SYMBOL  "linnet_cuda_ops"
 
-/* The instruction set that ops_cpu uses here: "avx512_bf16", "avx2", "generic", ... `force`
+/* The instruction set that ops_cpu uses here: "avx512_bf16", "avx2", "neon", "generic", ... `force`
  * (tests): one of these names, or NULL for the best; false if the machine cannot. */
 const char *ops_cpu_kernels(void);
 bool ops_cpu_force(const char *name);
