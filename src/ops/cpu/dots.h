@@ -3,8 +3,8 @@
  * instruction set. `bytes` are four columns of LANES rows: row r's four in lane r. A `dots` holds
  * one running sum a row; what it is made of differs, so it is begun, added to and ended here.
  *
- * How large weights are decides how sums may be kept where there is no dot product (AVX2): two
- * products of bytes are added in 16 bits, and those that fit are added up there.
+ * How large weights are decides how sums may be kept where there is no dot product (AVX2, NEON):
+ * two products of bytes are added in 16 bits, and those that fit are added up there.
  */
 #ifndef LINNET_OPS_CPU_DOTS_H
 #define LINNET_OPS_CPU_DOTS_H
