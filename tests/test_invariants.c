@@ -184,55 +184,6 @@ static void threads_agree(const char *path, enum kv_type kv)
     free(want[0]), free(want[1]);
 }
 
-enum { LONG = 2110, LONG_END = LONG + 6 };
-
-/* Logits after a prompt of LONG tokens, then after one, two and three more. */
-static void long_logits(const char *path, int threads, enum kv_type kv, float *out[4])
-{
-    struct checkpoint *cp;
-    struct model_config config;
-    struct pool *pool;
-    struct decoder *decoder;
-    struct simple *simple;
-    linnet_error err;
-    int32_t tokens[LONG_END];
-    struct limits limits = {.max_tokens = MAX_TOKENS,
-                            .max_logits = 1,
-                            .max_seqs = 1,
-                            .max_context = LONG_END,
-                            .n_blocks = LONG_END / KV_BLOCK + 1,
-                            .kv = kv};
-    assert_ok(checkpoint_open(path, &cp, &err), err);
-    assert_ok(model_config_read(cp, &config, &err), err);
-    assert_ok(pool_create(threads, &pool, &err), err);
-    assert_ok(decoder_create(cp, &config, &ops_cpu, pool, &limits, NULL, NULL, &decoder, &err),
-              err);
-    assert_ok(simple_create(decoder, &simple, &err), err);
-    for (int32_t i = 0; i < LONG_END; i++) tokens[i] = 3 + i * 7 % 250;
-    for (int32_t i = 0, from = 0, n = LONG; i < 4; from = n, n += ++i)
-        assert_ok(simple_forward(simple, tokens, LONG, from, n, 0, false, out[i], &err), err);
-    simple_destroy(simple);
-    decoder_destroy(decoder);
-    pool_destroy(pool);
-    checkpoint_close(cp);
-}
-
-/* Threads that are more than there are kv heads share the keys of a long sequence by chunks. */
-static void long_contexts(const char *path, enum kv_type kv)
-{
-    enum { ROOM = 1 << 12 };
-    static float room[2][4][ROOM];
-    float *want[4], *got[4];
-    for (int i = 0; i < 4; i++) want[i] = room[0][i], got[i] = room[1][i];
-    long_logits(path, 1, kv, want);
-    for (int threads = 2; threads <= 5; threads++) {
-        long_logits(path, threads, kv, got);
-        for (int i = 0; i < 4; i++)
-            if (memcmp(want[i], got[i], sizeof room[0][i]) != 0)
-                fail_msg("%s: %d threads, step %d: not what one thread gives", path, threads, i);
-    }
-}
-
 static void check_ops(const char *path, const struct ops *ops, enum kv_type kv)
 {
     struct world w;
@@ -257,11 +208,9 @@ static void check_all(const char *path, bool every_backend)
         assert_true(ops_cpu_force(set));
         check_ops(copy, &ops_cpu, KV_OWN);
         threads_agree(copy, KV_OWN);
-        if (every_backend && i == 0) long_contexts(copy, KV_OWN);
         if (i > 0 && strcmp(set, "generic") != 0) continue;
         check_ops(copy, &ops_cpu, KV_INT8);
         threads_agree(copy, KV_INT8);
-        if (every_backend && i == 0) long_contexts(copy, KV_INT8);
     }
     ops_cpu_force(NULL);
     if (find_device("cuda", &gpu, NULL) == LINNET_OK) {

@@ -116,10 +116,15 @@ static void pack(const char *model_path, const char *expected_path)
     linnet_model_close(model);
 }
 
-/* Nothing in the folder but the models and what is named after them in full. */
+/* Nothing in the folders but the models and what is named after them in full. */
 static void assert_no_leftovers(void)
 {
-    DIR *open_folder = opendir(folder);
+    DIR *open_folder = opendir(in_folder("directory"));
+    assert_non_null(open_folder);
+    for (const struct dirent *e; (e = readdir(open_folder));)
+        if (strncmp(e->d_name, "linnet", 6) == 0) assert_string_equal(e->d_name, "linnet.packed");
+    closedir(open_folder);
+    open_folder = opendir(folder);
     assert_non_null(open_folder);
     for (const struct dirent *e; (e = readdir(open_folder));)
         if (strncmp(e->d_name, "mix.gguf.", 9) == 0)
@@ -187,6 +192,125 @@ static void other_sources(void **state)
     assert_packed(model, false, why);
 }
 
+/* An output matrix beside the embedding in a safetensors file: the embedding's rows, one further.
+ */
+static void add_output_matrix(const char *path)
+{
+    size_t n;
+    uint64_t header_bytes;
+    char *bytes = load_file(path, &n);
+    memcpy(&header_bytes, bytes, 8);
+    json_t *header = json_loadb(bytes + 8, header_bytes, 0, NULL), *entry;
+    const json_t *embedding = json_object_get(header, "model.embed_tokens.weight");
+    const json_t *offsets = json_object_get(embedding, "data_offsets");
+    json_int_t begin = json_integer_value(json_array_get(offsets, 0)),
+               end = json_integer_value(json_array_get(offsets, 1)),
+               data = (json_int_t)(n - 8 - header_bytes);
+    const char *rows = bytes + 8 + header_bytes + begin;
+    size_t size = (size_t)(end - begin), row = size / 480;
+    entry = json_pack("{s:O,s:O,s:[I,I]}", "dtype", json_object_get(embedding, "dtype"), "shape",
+                      json_object_get(embedding, "shape"), "data_offsets", data,
+                      data + (json_int_t)size);
+    json_object_set_new(header, "lm_head.weight", entry);
+    char *text = json_dumps(header, JSON_COMPACT);
+    uint64_t length = strlen(text);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(&length, 8, 1, f), 1);
+    assert_int_equal(fwrite(text, length, 1, f), 1);
+    assert_int_equal(fwrite(bytes + 8 + header_bytes, (size_t)data, 1, f), 1);
+    assert_int_equal(fwrite(rows + row, size - row, 1, f), 1);
+    assert_int_equal(fwrite(rows, row, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+    json_decref(header);
+    free(text);
+    free(bytes);
+}
+
+/* Which matrices there are depends on config.json too: the output matrix of its own, or the
+ * embedding's. */
+static void other_recipe(void **state)
+{
+    (void)state;
+    const char *model = in_folder("untied");
+    static const char config[] = "/config.json";
+    double tied[N - 1], untied[N - 1], again[N - 1];
+    char path[300];
+    run("cp -r '%s' '%s' && rm -f '%s/linnet.packed'", in_folder("directory"), model, model);
+    snprintf(path, sizeof path, "%s%s", model, config);
+    add_output_matrix(in_folder("untied/model.safetensors"));
+    json_t *json = load_json(path);
+    json_object_set_new(json, "tie_word_embeddings", json_true());
+    assert_int_equal(json_dump_file(json, path, 0), 0);
+    score(model, tied);
+    pack(model, in_folder("untied/linnet.packed"));
+    assert_packed(model, true, NULL);
+    json_object_set_new(json, "tie_word_embeddings", json_false());
+    assert_int_equal(json_dump_file(json, path, 0), 0);
+    json_decref(json);
+    assert_packed(model, false, "was made from other files");
+    score(model, again);
+    run("rm '%s/linnet.packed'", model);
+    score(model, untied);
+    assert_memory_equal(again, untied, sizeof untied);
+    assert_memory_not_equal(again, tied, sizeof tied);
+}
+
+/* A file with all hashes right and not enough in it: as if there were none. */
+static void too_short(void **state)
+{
+    (void)state;
+    const char *model = in_folder("mix.gguf");
+    struct checkpoint *cp;
+    struct packed *packed;
+    struct pool *pool;
+    linnet_error err;
+    void *place;
+    bool filled;
+    int64_t bytes;
+    double before[N - 1], after[N - 1];
+    run("rm -f '%s'", in_folder("mix.gguf.packed"));
+    score(model, before);
+    assert_ok(pool_create(1, &pool, &err), err);
+    assert_ok(checkpoint_open(model, &cp, &err), err);
+    assert_ok(packed_create(cp, PACK_LAYOUT, true, &packed, &err), err);
+    assert_ok(packed_next(packed, 5000, &place, &filled, &err), err);
+    assert_false(filled);
+    memset(place, 1, 5000);
+    assert_ok(packed_commit(packed, pool, &bytes, &err), err);
+    packed_close(packed);
+    checkpoint_close(cp);
+    pool_destroy(pool);
+    assert_packed(model, false, "was made from other files");
+    score(model, after);
+    assert_memory_equal(before, after, sizeof before);
+    assert_no_leftovers();
+}
+
+/* Where the system has no files without a name: what a killed process left is overwritten, what one
+ * is at is not. */
+static void named_while_written(void **state)
+{
+    (void)state;
+    struct checkpoint *cp;
+    struct packed *packed, *second;
+    linnet_error err;
+    struct stat about;
+    run("printf old > '%s'", in_folder("mix.gguf.packed.new"));
+    run("chmod 640 '%s'", in_folder("mix.gguf"));
+    assert_ok(checkpoint_open(in_folder("mix.gguf"), &cp, &err), err);
+    assert_ok(packed_create(cp, PACK_LAYOUT, true, &packed, &err), err);
+    assert_int_equal(stat(in_folder("mix.gguf.packed.new"), &about), 0);
+    assert_int_equal(about.st_size, 0);
+    assert_int_equal(about.st_mode & 0777, 0640);
+    assert_int_equal(packed_create(cp, PACK_LAYOUT, true, &second, &err), LINNET_IO);
+    assert_non_null(strstr(err.message, "is being written"));
+    assert_int_equal(access(in_folder("mix.gguf.packed.new"), F_OK), 0);
+    packed_close(packed);
+    checkpoint_close(cp);
+    assert_no_leftovers();
+}
+
 static linnet_status open_bytes(const void *bytes, size_t n, const uint64_t source[2],
                                 uint32_t layout, linnet_error *err)
 {
@@ -245,7 +369,7 @@ static void cannot_be_written(void **state)
     linnet_error err;
     char *path = NULL;
     int64_t bytes;
-    run("mkdir '%s'", in_folder("mix.gguf.packed"));
+    run("rm -f '%s' && mkdir '%s'", in_folder("mix.gguf.packed"), in_folder("mix.gguf.packed"));
     assert_int_equal(linnet_pack(model, NULL, &path, &bytes, &err), LINNET_IO);
     assert_non_null(strstr(err.message, "mix.gguf.packed: cannot be put in its place"));
     assert_null(path);
@@ -257,9 +381,22 @@ static void cannot_be_written(void **state)
     linnet_model_close(model);
 }
 
+/* The hash of a file's data, of which the file has a table. */
+static uint64_t data_hash(const char *path)
+{
+    size_t n;
+    uint64_t data, hash;
+    char *bytes = load_file(path, &n);
+    memcpy(&data, bytes + 32, sizeof data);
+    hash = XXH3_64bits(bytes + PACKED_PAGE, data);
+    free(bytes);
+    return hash;
+}
+
 /*
- * What panels look like. If this fails, files that were written before are no longer what the
- * kernels read: PACK_LAYOUT grows, and the hash becomes that of the new layout.
+ * What a file holds: the panels of each type, and of two models which matrices, joined and paired
+ * how, in what order. If this fails, files that were written before are not what the kernels read:
+ * PACK_LAYOUT grows, and the hashes become those of the new layout.
  */
 static void layout(void **state)
 {
@@ -267,8 +404,8 @@ static void layout(void **state)
     enum { COLUMNS = 512, ROW_BYTES = COLUMNS * 4 };
     static const struct {
         uint32_t layout;
-        uint64_t hash;
-    } known = {1, 0xb2523c69c9fd2e30};
+        uint64_t panels, mix, directory;
+    } known = {1, 0xb2523c69c9fd2e30, 0xd7a463c93ac0804e, 0x53a8b76310461e52};
     static uint8_t source[PANEL][ROW_BYTES];
     static uint8_t panel[PANEL * ROW_BYTES];
     const void *rows[PANEL];
@@ -286,17 +423,24 @@ static void layout(void **state)
         pack_panel(d, rows, COLUMNS, panel);
         XXH3_64bits_update(&all, panel, n);
     }
+    pack(in_folder("mix.gguf"), in_folder("mix.gguf.packed"));
+    pack(in_folder("directory"), in_folder("directory/linnet.packed"));
+    uint64_t panels = XXH3_64bits_digest(&all), mix = data_hash(in_folder("mix.gguf.packed")),
+             directory = data_hash(in_folder("directory/linnet.packed"));
     assert_int_equal(PACK_LAYOUT, known.layout);
-    if (XXH3_64bits_digest(&all) != known.hash)
-        fail_msg("the layout's hash is 0x%016llx", (unsigned long long)XXH3_64bits_digest(&all));
+    if (panels != known.panels || mix != known.mix || directory != known.directory)
+        fail_msg("the layout is now {%d, 0x%016llx, 0x%016llx, 0x%016llx}", PACK_LAYOUT,
+                 (unsigned long long)panels, (unsigned long long)mix,
+                 (unsigned long long)directory);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_bits), cmocka_unit_test(other_sources),
-        cmocka_unit_test(damage),    cmocka_unit_test(cannot_be_written),
-        cmocka_unit_test(layout),
+        cmocka_unit_test(same_bits),         cmocka_unit_test(other_sources),
+        cmocka_unit_test(other_recipe),      cmocka_unit_test(damage),
+        cmocka_unit_test(too_short),         cmocka_unit_test(named_while_written),
+        cmocka_unit_test(cannot_be_written), cmocka_unit_test(layout),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

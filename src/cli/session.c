@@ -37,7 +37,7 @@ linnet_status session_open(struct session *s, const struct options *options, boo
     pthread_t waking;
     if (positional && options->arguments.n) path = options->arguments.items[0];
     /* a GPU wakes while the model is opened */
-    bool wakes = options->command != COMMAND_TOKENIZE &&
+    bool wakes = options->command != COMMAND_TOKENIZE && options->command != COMMAND_PACK &&
                  thread_start(&waking, wake_device, (void *)(uintptr_t)options) == 0;
     linnet_status status = open_model(s, path, err);
     if (wakes) pthread_join(waking, NULL);
@@ -65,8 +65,7 @@ linnet_status session_start(struct session *s, const linnet_engine_options *engi
     if (status) return status;
     linnet_engine_get_plan(s->engine, &s->plan);
     s->load_s += clock_seconds() - begun;
-    if (s->plan.packed_reason && !s->options->quiet)
-        output_note("%s: 'linnet pack' makes it anew", s->plan.packed_reason);
+    if (s->plan.packed_reason && !s->options->quiet) output_note("%s", s->plan.packed_reason);
     if (!s->options->verbose) return LINNET_OK;
     struct strbuf device = {0};
     session_device(s->plan.device, s->plan.device_reason, &device);

@@ -10,7 +10,8 @@
 struct mapping {
     const uint8_t *data;
     size_t size;
-    int64_t modified_ns; /* since 1970: when the file was changed last */
+    int64_t modified_s, modified_ns; /* when the file was changed last, since 1970 */
+    uint32_t mode;                   /* who may read it: st_mode */
 };
 
 /* Refuses, each with its own message: missing, no permission, a directory, not a regular file

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -28,16 +29,19 @@ struct packed {
     char *path;
     uint64_t source[2];
     uint32_t layout;
-    size_t position; /* in the data: where the next matrix is */
+    size_t position;     /* in the data: where the next matrix is */
+    XXH3_state_t recipe; /* of packed_describe */
 
     /* of a file that is read */
     struct mapping map;
     const uint8_t *data;
     size_t data_bytes;
+    uint64_t wanted_recipe;
 
     /* of one that is written */
-    char *temporary; /* its name until it is whole; NULL: read */
-    bool named;      /* the file has that name already, for want of files without one */
+    bool writing;
+    char *temporary; /* a name until it is whole, and */
+    bool named;      /* whether it has that */
     int fd;
     void *room; /* the matrix that is being made, written with the next call */
     size_t room_bytes, n_room;
@@ -50,10 +54,12 @@ static size_t whole_pages(size_t bytes)
 
 /* ---- the model that it was made from ------------------------------------------------------- */
 
-static void add_file(XXH3_state_t *state, const struct mapping *map)
+/* The i-th of the files that hold the weights; NULL: there are no more. */
+static const struct mapping *file_of(const struct checkpoint *cp, size_t i)
 {
-    uint64_t facts[2] = {map->size, (uint64_t)map->modified_ns};
-    XXH3_128bits_update(state, facts, sizeof facts);
+    const struct storage *storage = cp->internal;
+    if (cp->gguf) return i < cp->gguf->n_parts ? &cp->gguf->parts[i].map : NULL;
+    return i < storage->n_shards ? &storage->shards[i].map : NULL;
 }
 
 static void add_tensor(XXH3_state_t *state, const struct tensor *t)
@@ -78,12 +84,13 @@ static void add_samples(XXH3_state_t *state, const struct checkpoint *cp)
 
 static void source_of(const struct checkpoint *cp, uint64_t source[2])
 {
-    const struct storage *storage = cp->internal;
+    const struct mapping *file;
     XXH3_state_t state;
     XXH3_128bits_reset(&state);
-    for (size_t i = 0; cp->gguf && i < cp->gguf->n_parts; i++)
-        add_file(&state, &cp->gguf->parts[i].map);
-    for (size_t i = 0; i < storage->n_shards; i++) add_file(&state, &storage->shards[i].map);
+    for (size_t i = 0; (file = file_of(cp, i)); i++) {
+        uint64_t facts[3] = {file->size, (uint64_t)file->modified_s, (uint64_t)file->modified_ns};
+        XXH3_128bits_update(&state, facts, sizeof facts);
+    }
     for (size_t i = 0; i < cp->n_tensors; i++) add_tensor(&state, &cp->tensors[i]);
     add_samples(&state, cp);
     XXH128_hash_t hash = XXH3_128bits_digest(&state);
@@ -135,7 +142,15 @@ static void hash_share(void *arg, int thread, int n_threads)
 
 static linnet_status damaged(const char *path, linnet_error *err)
 {
-    return error_set(err, LINNET_FORMAT, "%s is damaged", path);
+    return error_set(err, LINNET_FORMAT, "%s is damaged: 'linnet pack' makes it anew", path);
+}
+
+static linnet_status other(const struct packed *p, linnet_error *err)
+{
+    return error_set(err, LINNET_INVALID,
+                     "%s was made from other files than the model's, or before they changed: "
+                     "'linnet pack' makes it anew",
+                     p->path);
 }
 
 /* The header, checked. *table_hash: what the table must have. */
@@ -145,20 +160,18 @@ static linnet_status read_header(struct packed *p, struct reader *r, uint64_t *t
     const uint8_t *header;
     char found[8];
     uint32_t layout, zero;
-    uint64_t source[2], bytes, reserved, hash;
+    uint64_t source[2], bytes, hash;
     if (r->size < HEADER_BYTES || !reader_copy(r, found, sizeof found) || !reader_u32(r, &layout) ||
         !reader_u32(r, &zero) || !reader_copy(r, source, sizeof source) || !reader_u64(r, &bytes) ||
-        !reader_u64(r, table_hash) || !reader_u64(r, &reserved) || !reader_u64(r, &hash) ||
+        !reader_u64(r, table_hash) || !reader_u64(r, &p->wanted_recipe) || !reader_u64(r, &hash) ||
         memcmp(found, magic, sizeof magic) != 0)
         return damaged(p->path, err);
     header = r->data;
     if (XXH3_64bits(header, HASHED_BYTES) != hash) return damaged(p->path, err);
     if (layout != p->layout)
-        return error_set(err, LINNET_UNSUPPORTED, "%s is another version's", p->path);
-    if (memcmp(source, p->source, sizeof source) != 0)
-        return error_set(err, LINNET_INVALID,
-                         "%s was made from other files than the model's, or before they changed",
-                         p->path);
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "%s is another version's: 'linnet pack' makes it anew", p->path);
+    if (memcmp(source, p->source, sizeof source) != 0) return other(p, err);
     p->data_bytes = (size_t)bytes;
     return LINNET_OK;
 }
@@ -191,6 +204,7 @@ static linnet_status new_packed(const char *path, const uint64_t source[2], uint
                          .source = {source[0], source[1]},
                          .layout = layout,
                          .fd = -1};
+    XXH3_64bits_reset(&p->recipe);
     *out = p;
     return p->path ? LINNET_OK : error_memory(err, "a path", strlen(path));
 }
@@ -269,51 +283,88 @@ static linnet_status write_at(struct packed *p, const void *bytes, size_t n, siz
     return LINNET_OK;
 }
 
-/* As readable as the model is. */
+/* Who may read and write all of the model. */
 static mode_t mode_of(const struct checkpoint *cp)
 {
-    struct stat about;
-    return stat(cp->path, &about) == 0 ? about.st_mode & 0666 : 0600;
+    mode_t mode = 0666;
+    const struct mapping *file;
+    for (size_t i = 0; (file = file_of(cp, i)); i++) mode &= file->mode;
+    return mode;
 }
 
-/* A file without a name where there may be such: it is gone with whoever is killed. */
-static linnet_status create_file(struct packed *p, mode_t mode, linnet_error *err)
+static linnet_status name_temporary(struct packed *p, const char *end, linnet_error *err)
 {
-    uint64_t random = 0;
     struct strbuf name = {0};
-    strbuf_text(&name, p->path);
-    char *slash = name.failed ? NULL : strrchr(name.data, '/');
-    if (slash) *slash = 0;
-    p->fd = open(slash ? name.data : ".", O_TMPFILE | O_RDWR | O_CLOEXEC, mode);
-    strbuf_clear(&name);
-    if (getrandom(&random, sizeof random, 0) != sizeof random) return failed(p, "created", err);
-    strbuf_format(&name, "%s.%016llx", p->path, (unsigned long long)random);
-    if (name.failed) {
-        strbuf_free(&name);
-        return error_memory(err, "a path", strlen(p->path));
+    strbuf_format(&name, "%s.%s", p->path, end);
+    if (!name.failed) {
+        p->temporary = name.data;
+        return LINNET_OK;
     }
-    p->temporary = name.data;
-    if (p->fd >= 0) return LINNET_OK;
-    p->fd = open(p->temporary, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, mode);
-    p->named = p->fd >= 0;
-    return p->named ? LINNET_OK : failed(p, "created", err);
+    strbuf_free(&name);
+    return error_memory(err, "a path", strlen(p->path));
+}
+
+/* A file without a name, where there may be such and they can be given one later: it is gone with
+ * whoever is killed. False: there is none. */
+static bool create_nameless(struct packed *p, mode_t mode)
+{
+    char *folder = mem_string(p->path, strlen(p->path));
+    if (!folder || access("/proc/self/fd", X_OK) != 0) {
+        free(folder);
+        return false;
+    }
+    char *slash = strrchr(folder, '/');
+    if (slash) slash[slash == folder] = 0;
+    p->fd = open(slash ? folder : ".", O_TMPFILE | O_RDWR | O_CLOEXEC, mode);
+    free(folder);
+    return p->fd >= 0;
+}
+
+/* What somebody who was killed has left there is overwritten; who holds the lock is at work. */
+static linnet_status create_named(struct packed *p, mode_t mode, linnet_error *err)
+{
+    struct stat opened, there;
+    linnet_status status = name_temporary(p, "new", err);
+    while (!status && !p->named) {
+        p->fd = open(p->temporary, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, mode);
+        if (p->fd < 0) return failed(p, "created", err);
+        if (flock(p->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+            return error_set(err, LINNET_IO, "%s is being written by another process",
+                             p->temporary);
+        p->named = fstat(p->fd, &opened) == 0 && stat(p->temporary, &there) == 0 &&
+                   opened.st_ino == there.st_ino && opened.st_dev == there.st_dev;
+        if (!p->named) close(p->fd); /* it was put in its place meanwhile */
+    }
+    if (!status && (ftruncate(p->fd, 0) != 0 || fchmod(p->fd, mode) != 0))
+        status = failed(p, "created", err);
+    return status;
+}
+
+static linnet_status give_name(struct packed *p, linnet_error *err)
+{
+    uint64_t random;
+    char end[24], open_file[64];
+    if (getrandom(&random, sizeof random, 0) != sizeof random)
+        return failed(p, "put in its place", err);
+    snprintf(end, sizeof end, "%016llx", (unsigned long long)random);
+    snprintf(open_file, sizeof open_file, "/proc/self/fd/%d", p->fd);
+    linnet_status status = name_temporary(p, end, err);
+    if (status) return status;
+    p->named = linkat(AT_FDCWD, open_file, AT_FDCWD, p->temporary, AT_SYMLINK_FOLLOW) == 0;
+    return p->named ? LINNET_OK : failed(p, "put in its place", err);
 }
 
 /* In place of what is there. */
 static linnet_status put_in_place(struct packed *p, linnet_error *err)
 {
-    char open_file[64];
-    snprintf(open_file, sizeof open_file, "/proc/self/fd/%d", p->fd);
-    if (!p->named)
-        p->named = linkat(AT_FDCWD, open_file, AT_FDCWD, p->temporary, AT_SYMLINK_FOLLOW) == 0;
-    if (!p->named || rename(p->temporary, p->path) != 0) return failed(p, "put in its place", err);
-    free(p->temporary);
-    p->temporary = NULL;
-    return LINNET_OK;
+    linnet_status status = p->named ? LINNET_OK : give_name(p, err);
+    if (!status && rename(p->temporary, p->path) != 0) status = failed(p, "put in its place", err);
+    if (!status) p->named = false;
+    return status;
 }
 
-linnet_status packed_create(const struct checkpoint *cp, uint32_t layout, struct packed **out,
-                            linnet_error *err)
+linnet_status packed_create(const struct checkpoint *cp, uint32_t layout, bool named,
+                            struct packed **out, linnet_error *err)
 {
     if (!cp->mapped)
         return error_set(err, LINNET_INVALID, "%s is no file: nothing to pack", cp->path);
@@ -324,7 +375,10 @@ linnet_status packed_create(const struct checkpoint *cp, uint32_t layout, struct
     source_of(cp, source);
     linnet_status status = new_packed(path, source, layout, &p, err);
     free(path);
-    if (!status) status = create_file(p, mode_of(cp), err);
+    if (!status) {
+        p->writing = true;
+        if (named || !create_nameless(p, mode_of(cp))) status = create_named(p, mode_of(cp), err);
+    }
     if (status) {
         packed_close(p);
         return status;
@@ -362,12 +416,24 @@ static linnet_status make_room(struct packed *p, size_t bytes, void **place, lin
 linnet_status packed_next(void *packed, size_t bytes, void **place, bool *filled, linnet_error *err)
 {
     struct packed *p = packed;
-    *filled = !p->temporary;
-    if (p->temporary) return make_room(p, bytes, place, err);
-    if (bytes > p->data_bytes || p->position > p->data_bytes - bytes) return damaged(p->path, err);
+    *filled = !p->writing;
+    if (p->writing) return make_room(p, bytes, place, err);
+    if (bytes > p->data_bytes || p->position > p->data_bytes - bytes) return other(p, err);
     *place = (void *)(uintptr_t)(p->data + p->position);
     p->position += whole_pages(bytes);
     return LINNET_OK;
+}
+
+void packed_describe(struct packed *p, const void *facts, size_t n)
+{
+    XXH3_64bits_update(&p->recipe, facts, n);
+}
+
+linnet_status packed_complete(const struct packed *p, linnet_error *err)
+{
+    if (p->writing) return LINNET_OK;
+    bool all = p->position == p->data_bytes;
+    return all && XXH3_64bits_digest(&p->recipe) == p->wanted_recipe ? LINNET_OK : other(p, err);
 }
 
 /* The table behind the data, then the header. */
@@ -382,7 +448,8 @@ static linnet_status write_ends(struct packed *p, struct pool *pool, const uint8
                                          [2] = p->source[0],
                                          [3] = p->source[1],
                                          [4] = p->position,
-                                         [5] = XXH3_64bits(h.table, n * 8)};
+                                         [5] = XXH3_64bits(h.table, n * 8),
+                                         [6] = XXH3_64bits_digest(&p->recipe)};
     memcpy(header, magic, sizeof magic);
     header[HASHED_BYTES / 8] = XXH3_64bits(header, HASHED_BYTES);
     linnet_status status = write_at(p, h.table, n * 8, PACKED_PAGE + p->position, err);
@@ -410,7 +477,7 @@ linnet_status packed_commit(struct packed *p, struct pool *pool, int64_t *bytes,
 void packed_close(struct packed *p)
 {
     if (!p) return;
-    if (p->named && p->temporary) unlink(p->temporary);
+    if (p->named) unlink(p->temporary);
     if (p->fd >= 0) close(p->fd);
     mem_pages_free(p->room, p->room_bytes);
     mapping_close(&p->map);

@@ -6,11 +6,12 @@
  *
  * All numbers are little-endian:
  *   header  "linnetPK", u32 layout, u32 0, u64 source[2], u64 bytes of data, u64 hash of the table,
- *           u64 0, u64 hash of these 56 bytes; zeros up to PACKED_PAGE
+ *           u64 recipe, u64 hash of these 56 bytes; zeros up to PACKED_PAGE
  *   data    the matrices in the order in which they are loaded, each at a multiple of PACKED_PAGE
  *   table   u64 for each PACKED_CHUNK of data (the last may be shorter): its hash
  * Hashes are XXH3 of 64 bits. The source is the XXH3 of 128 bits over sizes and times of change of
- * the model's files, names, types and shapes of its tensors, and some bytes of 64 of them.
+ * the model's files, names, types and shapes of its tensors, and some bytes of 64 of them; the
+ * recipe is over what packed_describe was told.
  */
 #ifndef LINNET_FILE_PACKED_H
 #define LINNET_FILE_PACKED_H
@@ -37,9 +38,10 @@ linnet_status packed_open_memory(const void *bytes, size_t size, const char *pat
                                  const uint64_t source[2], uint32_t layout, struct pool *pool,
                                  struct packed **out, linnet_error *err);
 
-/* Begins a new file; nothing is seen of it before packed_commit. */
-linnet_status packed_create(const struct checkpoint *cp, uint32_t layout, struct packed **out,
-                            linnet_error *err);
+/* Begins a new file, which is in its place after packed_commit. Until then it has no name where the
+ * system has such files; where not, or if `named`, that of its place with ".new" behind it. */
+linnet_status packed_create(const struct checkpoint *cp, uint32_t layout, bool named,
+                            struct packed **out, linnet_error *err);
 /* Writes what is left and puts the file in its place. *bytes: its size. */
 linnet_status packed_commit(struct packed *p, struct pool *pool, int64_t *bytes, linnet_error *err);
 
@@ -47,6 +49,12 @@ linnet_status packed_commit(struct packed *p, struct pool *pool, int64_t *bytes,
  * otherwise room for it, until the next call. */
 linnet_status packed_next(void *packed, size_t bytes, void **place, bool *filled,
                           linnet_error *err);
+
+/* How the next matrices come from tensors: which, in what order, cut and joined how. */
+void packed_describe(struct packed *p, const void *facts, size_t n);
+/* After the last matrix: whether all was described as it was when the file was written, and all of
+ * it was taken. */
+linnet_status packed_complete(const struct packed *p, linnet_error *err);
 
 /* A file that was not committed is gone. NULL is fine. */
 void packed_close(struct packed *p);

@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "model/weights.h"
@@ -90,6 +91,7 @@ struct loader {
     decoder_progress_fn progress;
     void *user;
     int64_t done, total;
+    struct packed *packed; /* or NULL */
     linnet_error *err;
     linnet_status status;
 };
@@ -99,6 +101,19 @@ static void loaded(struct loader *l, const struct tensor *t)
     checkpoint_release(l->cp, t);
     l->done += (int64_t)t->bytes;
     if (l->progress) l->progress(l->user, l->done, l->total);
+}
+
+/* What a file of packed weights must have in this place. */
+static void describe(struct loader *l, const struct tensor *const *tensors, int n,
+                     const struct matrix_part *parts, int n_parts)
+{
+    for (int i = 0; i < n && tensors[i]; i++)
+        packed_describe(l->packed, tensors[i]->name, strlen(tensors[i]->name) + 1);
+    for (int i = 0; i < n_parts; i++) {
+        int64_t facts[] = {parts[i].dtype, parts[i].rows, parts[i].columns, parts[i].interleaved,
+                           parts[i].paired};
+        packed_describe(l->packed, facts, sizeof facts);
+    }
 }
 
 /*
@@ -127,6 +142,7 @@ static struct matrix *load_stacked(struct loader *l, const struct tensor *const 
                 t->dtype, data + head * row_bytes, rows - head, columns, 0, paired};
         row += rows;
     }
+    if (l->packed) describe(l, tensors, n, parts, n_parts);
     l->status = l->d->ops->load_matrix(l->d->backend, parts, n_parts, &m, l->err);
     for (int i = 0; i < n && tensors[i]; i++) {
         double error = l->d->ops->activation_error(tensors[i]->dtype);
@@ -260,10 +276,12 @@ static linnet_status create(const struct checkpoint *cp, const struct model_conf
     if (status == LINNET_OK && packed)
         ops->use_store(d->backend, &(struct store){packed, packed_next});
     if (status == LINNET_OK) {
-        struct loader l = {.cp = cp, .d = d, .progress = progress, .user = user, .err = err};
+        struct loader l = {
+            .cp = cp, .d = d, .progress = progress, .user = user, .packed = packed, .err = err};
         for (size_t i = 0; i < cp->n_tensors; i++) l.total += (int64_t)cp->tensors[i].bytes;
         load_all(&l, cp, &w);
         status = l.status;
+        if (status == LINNET_OK && packed) status = packed_complete(packed, err);
         if (status == LINNET_OK && ops->loaded) status = ops->loaded(d->backend, err);
         if (progress && status == LINNET_OK) progress(user, l.total, l.total);
     }
@@ -285,11 +303,14 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
     struct packed *packed = NULL;
     linnet_error unpacked = {LINNET_OK, ""};
     if (ops->layout) unpacked.status = packed_open(cp, ops->layout, pool, &packed, &unpacked);
-    linnet_status status = create(cp, config, ops, pool, limits, progress, user, packed, out, err);
-    if (status)
-        packed_close(packed);
-    else
-        (*out)->unpacked = unpacked;
+    linnet_status status = LINNET_INVALID;
+    if (packed) {
+        status = create(cp, config, ops, pool, limits, progress, user, packed, out, &unpacked);
+        if (status) packed_close(packed);
+        unpacked.status = status;
+    }
+    if (status) status = create(cp, config, ops, pool, limits, progress, user, NULL, out, err);
+    if (!status) (*out)->unpacked = unpacked;
     return status;
 }
 
@@ -303,7 +324,7 @@ linnet_status decoder_pack(const struct checkpoint *cp, const struct model_confi
     struct decoder *d = NULL;
     if (!ops->layout)
         return error_set(err, LINNET_UNSUPPORTED, "%s takes no packed weights", ops->name);
-    linnet_status status = packed_create(cp, ops->layout, &packed, err);
+    linnet_status status = packed_create(cp, ops->layout, false, &packed, err);
     if (status) return status;
     status = create(cp, config, ops, pool, &least, progress, user, packed, &d, err);
     if (status)

@@ -30,7 +30,7 @@ struct run {
 
 static int32_t chunks_for(int32_t n_keys)
 {
-    return (n_keys + ATTENTION_CHUNK - 1) / ATTENTION_CHUNK;
+    return (int32_t)(((int64_t)n_keys + ATTENTION_CHUNK - 1) / ATTENTION_CHUNK);
 }
 
 /* The run after r, and the first one after a zeroed one. False: there is none. */
@@ -80,7 +80,9 @@ static void attend_some(const struct attention *a, const struct run *r, int32_t 
     for (int32_t t = r->begin; t < r->end; t++)
         for (int32_t h = first_head; h < end_head; h++) {
             queries[n] = query_of(a, t, h);
-            parts[n++] = parts_of(a, r, t, h) + chunk * attention_part(head_dim);
+            if (a->cut == CUT_CHUNKS)
+                parts[n] = parts_of(a, r, t, h) + chunk * attention_part(head_dim);
+            n++;
             if (n < ATTENTION_QUERIES && (h + 1 < end_head || t + 1 < r->end)) continue;
             if (a->cut != CUT_CHUNKS)
                 b->kernels->attend(queries, n, &kv, table, head_dim, scratch);

@@ -307,17 +307,16 @@ static int chunk_parts(const struct query *queries, int n, const struct kv_head 
     return begin;
 }
 
-/* out, max and sum of the chunks before and a chunk's, both brought to the larger maximum. Not
- * inlined: the same instructions wherever it is called from. */
-static __attribute__((noinline)) void merge_chunk(bool first, const float *part, int32_t head_dim,
-                                                  float *out, float *max, float *sum)
+/* out, max and sum of the chunks before and a chunk's, both brought to the larger maximum. */
+static void merge_chunk(bool first, const float *part, int32_t head_dim, float *out, float *max,
+                        float *sum)
 {
     float chunk_max = part[head_dim], chunk_sum = part[head_dim + 1];
     float new_max = !first && *max > chunk_max ? *max : chunk_max;
     float old_weight = first ? 0 : expf(*max - new_max), weight = expf(chunk_max - new_max);
     for (int32_t d = 0; d < head_dim; d++)
-        out[d] = (first ? 0 : out[d] * old_weight) + part[d] * weight;
-    *sum = (first ? 0 : *sum * old_weight) + chunk_sum * weight;
+        out[d] = fmaf(part[d], weight, first ? 0 : out[d] * old_weight);
+    *sum = fmaf(chunk_sum, weight, first ? 0 : *sum * old_weight);
     *max = new_max;
 }
 
