@@ -7,7 +7,7 @@
 #include "ops/cpu/cpu_internal.h"
 #include "support.h"
 
-enum { MAX_SEQS = 6, CONTEXT = 8192, MAX_TOKENS = 64, MAX_BLOCKS = CONTEXT / KV_BLOCK };
+enum { MAX_SEQS = 6, CONTEXT = 32768, MAX_TOKENS = 64, MAX_BLOCKS = CONTEXT / KV_BLOCK };
 
 /* A sequence's tokens in the step, and all its tokens after it. */
 struct part {

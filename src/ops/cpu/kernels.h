@@ -26,8 +26,8 @@ enum {                     /* bytes of f16 [16], [16][4] and nibbles, see below 
        NIBBLES = 4 * QUAD
 };
 
-/* Files hold panels (file/packed.h): grows with every change of what a matrix's panels look like.
- */
+/* Files hold matrices (file/packed.h): grows with every change of what one consists of, the panels
+ * of a type, the order and the stride of segments; test_packed notices. */
 enum { PACK_LAYOUT = 1 };
 
 /*
