@@ -2,6 +2,8 @@
  * How attention's work is cut into items and dealt out to threads changes no bit: steps of several
  * sequences, long and short, with runs of tokens across the ends of chunks, on 1 to 7 threads.
  */
+#include <math.h>
+
 #include "base/random.h"
 #include "base/threads.h"
 #include "ops/cpu/cpu_internal.h"
@@ -83,6 +85,8 @@ static void attend(const struct load *load, enum kv_type kv, int threads, float 
     }
     int64_t row = (int64_t)(load->n_heads + 2 * load->n_kv_heads) * load->head_dim;
     for (int64_t i = 0; i < step.n_tokens * row; i++) b->qkv[i] = 3 * number((uint64_t)i, 3);
+    int64_t parts = cpu_attention_parts(&shape, &limits);
+    for (int64_t i = 0; i < parts; i++) b->parts[i] = NAN; /* nobody's */
     cpu_attention(b, &step, 0);
     *n = (size_t)(step.n_tokens * load->n_heads * load->head_dim);
     memcpy(out, b->attn, *n * sizeof *out);
