@@ -165,6 +165,8 @@ typedef struct linnet_engine_options {
     int64_t kv_cache_memory;        /* bytes; 0: what suits the device and max_model_len */
     bool no_prefix_caching;
     bool enforce_eager; /* GPU: no graphs. Changes no bit */
+    const char *numa;   /* CPU: "interleave" spreads weights and cache over the memory of all
+                           processors, and maps no packed file; NULL, "none": the system decides */
     linnet_progress_fn progress;
     void *progress_user;
     /* What keys and values are kept in: "auto" (NULL): fp32 on the CPU, bf16 on a GPU; "int8": 8
@@ -351,8 +353,8 @@ LINNET_API linnet_status linnet_check(linnet_model *model, const char *device, i
 /*
  * Says how likely a model finds tokens that are given, not chosen. It has weights and a cache of
  * its own; of the options device, threads, max_model_len (the longest sequence it is asked about;
- * 0: the model's), kv_cache_dtype, enforce_eager and progress count. One thread at a time may use
- * it. Close it before its model.
+ * 0: the model's), kv_cache_dtype, numa, enforce_eager and progress count. One thread at a time may
+ * use it. Close it before its model.
  */
 typedef struct linnet_scorer linnet_scorer;
 LINNET_API linnet_status linnet_scorer_create(linnet_model *model,

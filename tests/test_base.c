@@ -1,9 +1,12 @@
 /* The base room: errors that are safe to print, buffers, reader bounds, threads, random numbers. */
 #include "support.h"
 
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/dtype.h"
+#include "base/memory.h"
 #include "base/random.h"
 #include "base/reader.h"
 #include "base/strbuf.h"
@@ -112,6 +115,25 @@ static void random_known_answers(void **state)
     assert_true(sum > 49500 && sum < 50500);
 }
 
+/* The system says of the pages what was asked for. Where it knows no such thing, all say so. */
+static void pages_over_all_nodes(void **state)
+{
+    (void)state;
+    enum { BYTES = 1 << 20 };
+    int policy = -1;
+    char *pages = mem_pages(BYTES, true);
+    assert_non_null(pages);
+    bool known = syscall(SYS_get_mempolicy, &policy, NULL, 0, pages, MPOL_F_ADDR) == 0;
+    assert_int_equal(mem_interleave(pages, BYTES), known);
+    if (known) {
+        assert_int_equal(
+            syscall(SYS_get_mempolicy, &policy, NULL, 0, pages + BYTES - 1, MPOL_F_ADDR), 0);
+        assert_int_equal(policy, MPOL_INTERLEAVE);
+    }
+    pages[BYTES - 1] = 1;
+    mem_pages_free(pages, BYTES);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -121,6 +143,7 @@ int main(void)
         cmocka_unit_test(half_precision_round_trip),
         cmocka_unit_test(pool_does_each_item_once),
         cmocka_unit_test(random_known_answers),
+        cmocka_unit_test(pages_over_all_nodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,10 +114,12 @@ static void promised_names(void **state)
 
     assert_ok(PARSE("batch", "--max-model-len=512", "--max-num-seqs", "4",
                     "--max-num-batched-tokens", "64", "--kv-cache-memory", "1.5GiB",
-                    "--no-prefix-caching", "--enforce-eager", "--kv-cache-dtype=int8", "-qv"),
+                    "--no-prefix-caching", "--enforce-eager", "--kv-cache-dtype=int8", "--numa",
+                    "interleave", "-qv"),
               err);
     assert_int_equal(parsed.kv_cache_memory, 1610612736);
     assert_string_equal(parsed.kv_cache_dtype, "int8");
+    assert_string_equal(parsed.numa, "interleave");
     assert_true(parsed.quiet && parsed.verbose && parsed.enforce_eager && parsed.no_prefix_caching);
 
     assert_ok(PARSE("run", "hello", "--stop", "a", "--stop=b", "--prompt-ids", "1,2, 3",

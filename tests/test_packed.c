@@ -67,18 +67,24 @@ static linnet_model *open_model(const char *path)
 }
 
 /* How likely the model finds some tokens, on two threads. */
-static void score(const char *path, double out[N - 1])
+static void score_numa(const char *path, const char *numa, double out[N - 1])
 {
     linnet_model *model = open_model(path);
     linnet_scorer *scorer;
     linnet_error err;
-    linnet_engine_options options = {.device = "cpu", .threads = 2, .max_model_len = N};
+    linnet_engine_options options = {
+        .device = "cpu", .threads = 2, .max_model_len = N, .numa = numa};
     int32_t ids[N];
     for (int32_t i = 0; i < N; i++) ids[i] = 3 + 7 * i % 250;
     assert_ok(linnet_scorer_create(model, &options, &scorer, &err), err);
     assert_ok(linnet_score(scorer, ids, N, 1, out, &err), err);
     linnet_scorer_destroy(scorer);
     linnet_model_close(model);
+}
+
+static void score(const char *path, double out[N - 1])
+{
+    score_numa(path, NULL, out);
 }
 
 /* Whether an engine maps the model's file; if not, its reason contains `why` (NULL: it has none).
@@ -151,6 +157,38 @@ static void same_bits(void **state)
         assert_packed(model, true, NULL);
     }
     assert_no_leftovers();
+}
+
+/* Memory over all nodes is not a file's. */
+static void interleaved(void **state)
+{
+    (void)state;
+    const char *path = in_folder("mix.gguf");
+    double mapped[N - 1], spread[N - 1];
+    linnet_model *model;
+    linnet_engine *engine;
+    linnet_error err;
+    linnet_plan plan;
+    linnet_engine_options options = {
+        .device = "cpu", .threads = 1, .max_model_len = N, .numa = "interleave"};
+    pack(path, in_folder("mix.gguf.packed"));
+    model = open_model(path);
+    linnet_status status = linnet_engine_create(model, &options, &engine, &err);
+    if (status == LINNET_OK) { /* a container may forbid it */
+        linnet_engine_get_plan(engine, &plan);
+        assert_false(plan.packed);
+        linnet_engine_destroy(engine);
+        score(path, mapped);
+        score_numa(path, "interleave", spread);
+        assert_memory_equal(mapped, spread, sizeof mapped);
+    } else {
+        assert_int_equal(status, LINNET_UNSUPPORTED);
+        assert_non_null(strstr(err.message, "leave --numa out"));
+    }
+    options.numa = "isolate";
+    assert_int_equal(linnet_engine_create(model, &options, &engine, &err), LINNET_INVALID);
+    assert_non_null(strstr(err.message, "use none or interleave"));
+    linnet_model_close(model);
 }
 
 /* Of the model as it was, not as it is. */
@@ -437,10 +475,15 @@ static void layout(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_bits),         cmocka_unit_test(other_sources),
-        cmocka_unit_test(other_recipe),      cmocka_unit_test(damage),
-        cmocka_unit_test(too_short),         cmocka_unit_test(named_while_written),
-        cmocka_unit_test(cannot_be_written), cmocka_unit_test(layout),
+        cmocka_unit_test(same_bits),
+        cmocka_unit_test(interleaved),
+        cmocka_unit_test(other_sources),
+        cmocka_unit_test(other_recipe),
+        cmocka_unit_test(damage),
+        cmocka_unit_test(too_short),
+        cmocka_unit_test(named_while_written),
+        cmocka_unit_test(cannot_be_written),
+        cmocka_unit_test(layout),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

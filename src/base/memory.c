@@ -1,8 +1,11 @@
 #include "base/memory.h"
 
+#include <linux/mempolicy.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 void *mem_new(size_t count, size_t size)
 {
@@ -46,6 +49,16 @@ void *mem_pages(size_t bytes, bool huge)
     if (huge && bytes >= HUGE_PAGE)
         madvise(p, bytes, MADV_HUGEPAGE); /* advice: failure is no error */
     return p;
+}
+
+bool mem_interleave(void *pages, size_t bytes)
+{
+    enum { MAX_NODES = 1024, BITS = 8 * sizeof(unsigned long) };
+    unsigned long nodes[MAX_NODES / BITS] = {0};
+    if (syscall(SYS_get_mempolicy, NULL, nodes, MAX_NODES, NULL, MPOL_F_MEMS_ALLOWED) != 0)
+        return false;
+    if (bytes == 0) bytes = 1;
+    return syscall(SYS_mbind, pages, bytes, MPOL_INTERLEAVE, nodes, MAX_NODES, 0) == 0;
 }
 
 void mem_pages_free(void *pages, size_t bytes)

@@ -40,4 +40,8 @@ char *mem_string(const char *bytes, size_t n);
 void *mem_pages(size_t bytes, bool huge);
 void mem_pages_free(void *pages, size_t bytes);
 
+/* Spreads pages that nobody has touched over the memory of all processors of the machine (NUMA
+ * nodes) that this process may use. False: the system knows no such thing. */
+bool mem_interleave(void *pages, size_t bytes);
+
 #endif

@@ -110,6 +110,11 @@ const struct option_spec option_table[OPTION_COUNT] = {
                                .help = "what keys and values are kept in: the device's own (fp32, "
                                        "on a GPU bf16), or 8 bits with a scale for each token and "
                                        "head (CPU)"},
+    [OPTION_NUMA] = {"numa", NULL, 0, OPTION_KIND_CHOICE, GROUP_ENGINE, .argument = "HOW",
+                     .choices = "none|interleave", .commands = ENGINE | PERPLEXITY,
+                     .offset = FIELD(numa),
+                     .help = "interleave: spread weights and cache over the memory of all "
+                             "processors of the machine (CPU)"},
     [OPTION_NO_PREFIX_CACHING] = {"no-prefix-caching", NULL, 0, FLAG, .group = GROUP_ENGINE,
                                   .commands = ENGINE, .offset = FIELD(no_prefix_caching),
                                   .help = "compute equal beginnings of prompts again each time"},

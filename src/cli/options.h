@@ -42,6 +42,7 @@ enum option_id {
     OPTION_MAX_NUM_BATCHED_TOKENS,
     OPTION_KV_CACHE_MEMORY,
     OPTION_KV_CACHE_DTYPE,
+    OPTION_NUMA,
     OPTION_NO_PREFIX_CACHING,
     OPTION_ENFORCE_EAGER,
     OPTION_MAX_TOKENS,
@@ -113,7 +114,7 @@ struct options {
     struct texts arguments; /* what stands after the command and is no option */
     bool given[OPTION_COUNT];
 
-    const char *model, *tokenizer, *random, *dtype, *device, *kv_cache_dtype, *system, *file,
+    const char *model, *tokenizer, *random, *dtype, *device, *kv_cache_dtype, *numa, *system, *file,
         *output, *host, *unix_socket, *api_key_file, *tls_certificate, *tls_key, *log_format;
     int64_t threads, max_model_len, max_num_seqs, max_num_batched_tokens, kv_cache_memory;
     int64_t max_tokens, min_tokens, top_k, seed, answers, logprobs, generated, repeat;

@@ -97,6 +97,7 @@ linnet_engine_options session_engine_options(const struct options *o)
         .kv_cache_memory = o->kv_cache_memory,
         .no_prefix_caching = o->no_prefix_caching,
         .enforce_eager = o->enforce_eager,
+        .numa = o->numa,
         .kv_cache_dtype = o->kv_cache_dtype,
     };
 }

@@ -67,6 +67,7 @@ static linnet_status compute_open(const linnet_model *m, const struct device *de
     if (!c) return error_memory(err, "the engine", sizeof *c);
     struct limits limits = plan_limits(plan);
     limits.launching = o->enforce_eager ? LAUNCH_EACH : LAUNCH_BEST;
+    limits.interleaved = plan_interleaves(o);
     linnet_status status = pool_create(plan->threads, &c->pool, err);
     if (!status)
         status = decoder_create(m->checkpoint, &m->config, device->ops, c->pool, &limits,

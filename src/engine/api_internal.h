@@ -27,6 +27,8 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
 struct limits plan_limits(const linnet_plan *plan);
 /* What was asked for: KV_OWN where that is no known name. */
 enum kv_type plan_kv(const linnet_engine_options *o);
+/* The cache and the weights over all nodes' memory. */
+bool plan_interleaves(const linnet_engine_options *o);
 /* Whether that is a name, and the device has it. */
 linnet_status plan_check_kv(const linnet_engine_options *o, const struct device *device,
                             linnet_error *err);

@@ -181,6 +181,23 @@ linnet_status plan_check_kv(const linnet_engine_options *o, const struct device 
     return LINNET_OK;
 }
 
+bool plan_interleaves(const linnet_engine_options *o)
+{
+    return o->numa && strcmp(o->numa, "interleave") == 0;
+}
+
+static linnet_status check_numa(const linnet_engine_options *o, const struct device *device,
+                                linnet_error *err)
+{
+    if (!o->numa || strcmp(o->numa, "none") == 0) return LINNET_OK;
+    if (!plan_interleaves(o))
+        return error_set(err, LINNET_INVALID, "numa \"%s\": use none or interleave", o->numa);
+    if (device->gpu)
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "numa interleave is about the CPU's memory: use --device cpu, or none");
+    return LINNET_OK;
+}
+
 struct limits plan_limits(const linnet_plan *plan)
 {
     return (struct limits){.max_tokens = plan->max_num_batched_tokens,
@@ -211,6 +228,7 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
         status = decoder_check_tensors(m->checkpoint, config, device->ops, &plan->weights, err);
     if (status) return status;
     status = plan_check_kv(o, device, err);
+    if (!status) status = check_numa(o, device, err);
     if (status) return status;
     enum kv_type kv = plan_kv(o);
     plan->kv_cache_dtype = kv == KV_INT8 ? "int8" : device->gpu ? "bf16" : "fp32";

@@ -38,7 +38,8 @@ static linnet_status plan_scorer(const linnet_model *m, const linnet_engine_opti
         .max_model_len = length,
         .max_num_seqs = rows < 1 ? 1 : rows, /* the plan has a row of logits for each */
         .max_num_batched_tokens = tokens,
-        .kv_cache_dtype = o->kv_cache_dtype};
+        .kv_cache_dtype = o->kv_cache_dtype,
+        .numa = o->numa};
     one.kv_cache_memory = device->ops->cache_bytes(shape, plan_kv(&one), 1) * blocks_for(length);
     return plan_on(m, &one, device, plan, err);
 }
@@ -51,6 +52,7 @@ static linnet_status scorer_load(linnet_scorer *s, const linnet_model *m,
     size_t vocab = (size_t)m->config.shape.vocab;
     limits.max_seqs = 1;
     limits.launching = o->enforce_eager ? LAUNCH_EACH : LAUNCH_BEST;
+    limits.interleaved = plan_interleaves(o);
     s->config = &m->config;
     s->n_rows = limits.max_logits;
     s->logits = mem_new((size_t)s->n_rows * vocab, sizeof *s->logits);

@@ -302,7 +302,8 @@ linnet_status decoder_create(const struct checkpoint *cp, const struct model_con
 {
     struct packed *packed = NULL;
     linnet_error unpacked = {LINNET_OK, ""};
-    if (ops->layout) unpacked.status = packed_open(cp, ops->layout, pool, &packed, &unpacked);
+    if (ops->layout && !limits->interleaved) /* a file's pages are where they are */
+        unpacked.status = packed_open(cp, ops->layout, pool, &packed, &unpacked);
     linnet_status status = LINNET_INVALID;
     if (packed) {
         status = create(cp, config, ops, pool, limits, progress, user, packed, out, &unpacked);

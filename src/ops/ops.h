@@ -92,6 +92,7 @@ struct limits {
     int32_t n_blocks;    /* blocks of the cache, all layers of 16 tokens each */
     enum kv_type kv;
     enum launching launching;
+    bool interleaved; /* the host's memory for weights and cache: mem_interleave */
 };
 
 /* Rows of a weight matrix as a file holds them, row-major [rows, columns]. */
@@ -260,7 +261,7 @@ extern const struct ops ops_cpu;       /* vector code, chosen at run time */
  * is no driver. Its one symbol, of this type: the table for a device, or NULL and a message. text
  * gets the device's name for people, *free_bytes the memory that is free on it.
  */
-enum { OPS_ABI = 8 }; /* grows with every change of this header */
+enum { OPS_ABI = 9 }; /* grows with every change of this header */
 struct ops_cuda_request {
     int abi, index;
 };

@@ -107,6 +107,11 @@ static linnet_status cpu_open(const struct shape *shape, const struct limits *li
         cpu_close(b);
         return LINNET_MEMORY;
     }
+    if (limits->interleaved && !mem_interleave(b->cache, b->cache_bytes)) {
+        cpu_close(b);
+        return error_set(err, LINNET_UNSUPPORTED,
+                         "this system does not spread memory over nodes: leave --numa out");
+    }
     cut_buffers(b);
     *out = b;
     return LINNET_OK;

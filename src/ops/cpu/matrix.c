@@ -107,6 +107,7 @@ static linnet_status place_matrix(struct backend *b, struct matrix *m, bool *fil
     } else {
         place = mem_pages(m->bytes, true);
         if (!place) return error_memory(err, "a weight matrix", m->bytes);
+        if (b->limits.interleaved) mem_interleave(place, m->bytes); /* cpu_open could */
     }
     m->pages = place;
     return LINNET_OK;
