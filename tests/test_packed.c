@@ -335,18 +335,37 @@ static void named_while_written(void **state)
     linnet_error err;
     struct stat about;
     run("printf old > '%s'", in_folder("mix.gguf.packed.new"));
-    run("chmod 640 '%s'", in_folder("mix.gguf"));
     assert_ok(checkpoint_open(in_folder("mix.gguf"), &cp, &err), err);
     assert_ok(packed_create(cp, PACK_LAYOUT, true, &packed, &err), err);
     assert_int_equal(stat(in_folder("mix.gguf.packed.new"), &about), 0);
     assert_int_equal(about.st_size, 0);
-    assert_int_equal(about.st_mode & 0777, 0640);
     assert_int_equal(packed_create(cp, PACK_LAYOUT, true, &second, &err), LINNET_IO);
-    assert_non_null(strstr(err.message, "is being written"));
+    assert_non_null(strstr(err.message, "another process is writing it"));
     assert_int_equal(access(in_folder("mix.gguf.packed.new"), F_OK), 0);
     packed_close(packed);
     checkpoint_close(cp);
     assert_no_leftovers();
+}
+
+/* It may be read by whom the model may be, whatever the mask of new files. */
+static void mode_of_the_model(void **state)
+{
+    (void)state;
+    struct stat about, model;
+    mode_t mask = umask(077);
+    static const mode_t modes[] = {0644, 0400, 0640};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        assert_int_equal(chmod(in_folder("mix.gguf"), modes[i]), 0);
+        pack(in_folder("mix.gguf"), in_folder("mix.gguf.packed"));
+        assert_int_equal(stat(in_folder("mix.gguf.packed"), &about), 0);
+        assert_int_equal(stat(in_folder("mix.gguf"), &model), 0);
+        assert_int_equal(about.st_mode & 0777, modes[i]);
+        assert_int_equal(about.st_gid, model.st_gid);
+    }
+    umask(mask);
+    assert_int_equal(chmod(in_folder("mix.gguf"), 0644), 0);
+    run(": > '%s'", in_folder("mix.gguf.packed"));
+    assert_packed(in_folder("mix.gguf"), false, "'linnet pack' makes it anew"); /* empty */
 }
 
 static linnet_status open_bytes(const void *bytes, size_t n, const uint64_t source[2],
@@ -482,6 +501,7 @@ int main(void)
         cmocka_unit_test(damage),
         cmocka_unit_test(too_short),
         cmocka_unit_test(named_while_written),
+        cmocka_unit_test(mode_of_the_model),
         cmocka_unit_test(cannot_be_written),
         cmocka_unit_test(layout),
     };

@@ -29,8 +29,8 @@ struct limits plan_limits(const linnet_plan *plan);
 enum kv_type plan_kv(const linnet_engine_options *o);
 /* The cache and the weights over all nodes' memory. */
 bool plan_interleaves(const linnet_engine_options *o);
-/* Whether that is a name, and the device has it. */
-linnet_status plan_check_kv(const linnet_engine_options *o, const struct device *device,
-                            linnet_error *err);
+/* Whether both are known names, and the device can do so. */
+linnet_status plan_check_device(const linnet_engine_options *o, const struct device *device,
+                                linnet_error *err);
 
 #endif

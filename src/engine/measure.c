@@ -149,10 +149,11 @@ static linnet_status simple_stages(const struct ladder *l, linnet_error *err)
                                         .max_seqs = 1,
                                         .max_context = length,
                                         .n_blocks = 2 * blocks_for(length),
-                                        .kv = plan_kv(l->options)}};
+                                        .kv = plan_kv(l->options),
+                                        .interleaved = plan_interleaves(l->options)}};
     b.tokens = mem_new((size_t)length, sizeof *b.tokens);
     linnet_status status = find_device(l->options->device, &b.device, err);
-    if (!status) status = plan_check_kv(l->options, &b.device, err);
+    if (!status) status = plan_check_device(l->options, &b.device, err);
     if (!status && !b.tokens)
         status = error_memory(err, "the tokens", (size_t)length * sizeof *b.tokens);
     if (!status) status = pool_create(l->options->threads, &b.pool, err);

@@ -167,8 +167,8 @@ enum kv_type plan_kv(const linnet_engine_options *o)
     return kv_named(o->kv_cache_dtype);
 }
 
-linnet_status plan_check_kv(const linnet_engine_options *o, const struct device *device,
-                            linnet_error *err)
+static linnet_status check_kv(const linnet_engine_options *o, const struct device *device,
+                              linnet_error *err)
 {
     if (plan_kv(o) == KV_OWN && o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "auto") != 0)
         return error_set(err, LINNET_INVALID, "kv_cache_dtype \"%s\": use auto or int8",
@@ -196,6 +196,13 @@ static linnet_status check_numa(const linnet_engine_options *o, const struct dev
         return error_set(err, LINNET_UNSUPPORTED,
                          "numa interleave is about the CPU's memory: use --device cpu, or none");
     return LINNET_OK;
+}
+
+linnet_status plan_check_device(const linnet_engine_options *o, const struct device *device,
+                                linnet_error *err)
+{
+    linnet_status status = check_kv(o, device, err);
+    return status ? status : check_numa(o, device, err);
 }
 
 struct limits plan_limits(const linnet_plan *plan)
@@ -227,8 +234,7 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
     if (!status)
         status = decoder_check_tensors(m->checkpoint, config, device->ops, &plan->weights, err);
     if (status) return status;
-    status = plan_check_kv(o, device, err);
-    if (!status) status = check_numa(o, device, err);
+    status = plan_check_device(o, device, err);
     if (status) return status;
     enum kv_type kv = plan_kv(o);
     plan->kv_cache_dtype = kv == KV_INT8 ? "int8" : device->gpu ? "bf16" : "fp32";

@@ -24,8 +24,9 @@ static linnet_status map_descriptor(int fd, const char *path, struct mapping *ou
         return error_set(err, LINNET_FORMAT, "%s: the file is empty; download it again", path);
     void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) return error_set(err, LINNET_IO, "%s: cannot be mapped: %m", path);
-    *out = (struct mapping){data, (size_t)info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec,
-                            info.st_mode};
+    *out = (struct mapping){
+        data,         (size_t)info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec,
+        info.st_mode, info.st_gid};
     return LINNET_OK;
 }
 

@@ -11,7 +11,7 @@ struct mapping {
     const uint8_t *data;
     size_t size;
     int64_t modified_s, modified_ns; /* when the file was changed last, since 1970 */
-    uint32_t mode;                   /* who may read it: st_mode */
+    uint32_t mode, group;            /* who may read it: st_mode, st_gid */
 };
 
 /* Refuses, each with its own message: missing, no permission, a directory, not a regular file

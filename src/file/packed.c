@@ -42,6 +42,9 @@ struct packed {
     bool writing;
     char *temporary; /* a name until it is whole, and */
     bool named;      /* whether it has that */
+    bool one_group;  /* all of the model's files have that group */
+    mode_t mode;     /* that all of them have */
+    gid_t group;
     int fd;
     void *room; /* the matrix that is being made, written with the next call */
     size_t room_bytes, n_room;
@@ -250,6 +253,7 @@ linnet_status packed_open(const struct checkpoint *cp, uint32_t layout, struct p
     linnet_status status = LINNET_OK;
     if (is_there(cp, path)) {
         status = map(cp, path, &mapping, err);
+        if (status == LINNET_FORMAT) damaged(path, err); /* empty */
         if (!status) {
             source_of(cp, source);
             status = packed_open_memory(mapping.data, mapping.size, path, source, layout, pool, out,
@@ -283,13 +287,30 @@ static linnet_status write_at(struct packed *p, const void *bytes, size_t n, siz
     return LINNET_OK;
 }
 
-/* Who may read and write all of the model. */
-static mode_t mode_of(const struct checkpoint *cp)
+/* Who may read and write all of the model may this; of those in a group only if it is the model's.
+ */
+static linnet_status set_mode(struct packed *p, linnet_error *err)
 {
-    mode_t mode = 0666;
-    const struct mapping *file;
-    for (size_t i = 0; (file = file_of(cp, i)); i++) mode &= file->mode;
-    return mode;
+    struct stat made;
+    mode_t mode = p->mode;
+    if (fstat(p->fd, &made) != 0) return failed(p, "examined", err);
+    bool grouped = made.st_gid == p->group || fchown(p->fd, (uid_t)-1, p->group) == 0;
+    if (!grouped || !p->one_group) mode &= (mode_t)~0060;
+    if (fchmod(p->fd, mode) == 0) return LINNET_OK;
+    return made.st_mode & 0666 & ~mode ? failed(p, "given the model's mode", err) : LINNET_OK;
+}
+
+/* What set_mode needs. */
+static void note_mode(struct packed *p, const struct checkpoint *cp)
+{
+    const struct mapping *file = file_of(cp, 0);
+    p->mode = 0666;
+    p->group = file->group;
+    p->one_group = true;
+    for (size_t i = 0; (file = file_of(cp, i)); i++) {
+        p->mode &= file->mode;
+        if (file->group != p->group) p->one_group = false;
+    }
 }
 
 static linnet_status name_temporary(struct packed *p, const char *end, linnet_error *err)
@@ -306,7 +327,7 @@ static linnet_status name_temporary(struct packed *p, const char *end, linnet_er
 
 /* A file without a name, where there may be such and they can be given one later: it is gone with
  * whoever is killed. False: there is none. */
-static bool create_nameless(struct packed *p, mode_t mode)
+static bool create_nameless(struct packed *p)
 {
     char *folder = mem_string(p->path, strlen(p->path));
     if (!folder || access("/proc/self/fd", X_OK) != 0) {
@@ -315,28 +336,31 @@ static bool create_nameless(struct packed *p, mode_t mode)
     }
     char *slash = strrchr(folder, '/');
     if (slash) slash[slash == folder] = 0;
-    p->fd = open(slash ? folder : ".", O_TMPFILE | O_RDWR | O_CLOEXEC, mode);
+    p->fd = open(slash ? folder : ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     free(folder);
     return p->fd >= 0;
 }
 
 /* What somebody who was killed has left there is overwritten; who holds the lock is at work. */
-static linnet_status create_named(struct packed *p, mode_t mode, linnet_error *err)
+static linnet_status create_named(struct packed *p, linnet_error *err)
 {
+    enum { ATTEMPTS = 10 };
     struct stat opened, there;
     linnet_status status = name_temporary(p, "new", err);
-    while (!status && !p->named) {
-        p->fd = open(p->temporary, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, mode);
-        if (p->fd < 0) return failed(p, "created", err);
-        if (flock(p->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-            return error_set(err, LINNET_IO, "%s is being written by another process",
-                             p->temporary);
+    for (int i = 0; i < ATTEMPTS && !status && !p->named; i++) {
+        if (p->fd >= 0) close(p->fd); /* it was put in its place meanwhile */
+        p->fd = open(p->temporary, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (p->fd < 0)
+            return error_set(err, LINNET_IO, "%s: cannot be created: %s", p->temporary,
+                             strerror(errno));
+        if (flock(p->fd, LOCK_EX | LOCK_NB) != 0)
+            return error_set(err, LINNET_IO, "%s: %s", p->temporary,
+                             errno == EWOULDBLOCK ? "another process is writing it"
+                                                  : strerror(errno));
         p->named = fstat(p->fd, &opened) == 0 && stat(p->temporary, &there) == 0 &&
                    opened.st_ino == there.st_ino && opened.st_dev == there.st_dev;
-        if (!p->named) close(p->fd); /* it was put in its place meanwhile */
     }
-    if (!status && (ftruncate(p->fd, 0) != 0 || fchmod(p->fd, mode) != 0))
-        status = failed(p, "created", err);
+    if (!status && (!p->named || ftruncate(p->fd, 0) != 0)) status = failed(p, "created", err);
     return status;
 }
 
@@ -357,7 +381,8 @@ static linnet_status give_name(struct packed *p, linnet_error *err)
 /* In place of what is there. */
 static linnet_status put_in_place(struct packed *p, linnet_error *err)
 {
-    linnet_status status = p->named ? LINNET_OK : give_name(p, err);
+    linnet_status status = set_mode(p, err);
+    if (!status && !p->named) status = give_name(p, err);
     if (!status && rename(p->temporary, p->path) != 0) status = failed(p, "put in its place", err);
     if (!status) p->named = false;
     return status;
@@ -377,7 +402,8 @@ linnet_status packed_create(const struct checkpoint *cp, uint32_t layout, bool n
     free(path);
     if (!status) {
         p->writing = true;
-        if (named || !create_nameless(p, mode_of(cp))) status = create_named(p, mode_of(cp), err);
+        note_mode(p, cp);
+        if (named || !create_nameless(p)) status = create_named(p, err);
     }
     if (status) {
         packed_close(p);

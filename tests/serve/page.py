@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,8 +22,11 @@ class Browser:
     def __init__(self, folder):
         self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE,
                                        stderr=subprocess.DEVNULL, text=True)
+        late = threading.Timer(300, self.driver.kill)
+        late.start()
         ports = (re.search(r"successfully on port (\d+)", line) for line in self.driver.stdout)
         self.base = f"http://127.0.0.1:{next(found for found in ports if found).group(1)}"
+        late.cancel()
         options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1100,800",
                             "--disable-dev-shm-usage", f"--user-data-dir={folder}"]}
         until = time.monotonic() + 30
