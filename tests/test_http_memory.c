@@ -49,8 +49,10 @@ static struct strbuf repeated(const char *begin, const char *text, int n, const 
     return body;
 }
 
+/* Once the memory of the last reply has come back, which is after its client has it. */
 static void ask_body(const char *path, struct strbuf body)
 {
+    await_held(0);
     ask(&site, "POST", path, strbuf_cstr(&body), &a);
     strbuf_free(&body);
 }

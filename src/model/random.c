@@ -136,7 +136,10 @@ static const struct random_shape *find_shape(const char *name, linnet_error *err
 {
     struct strbuf known = {0};
     for (int i = 0; i < N_SHAPES; i++) {
-        if (strcmp(shapes[i].name, name) == 0) return &shapes[i];
+        if (strcmp(shapes[i].name, name) == 0) {
+            strbuf_free(&known);
+            return &shapes[i];
+        }
         strbuf_format(&known, "%s%s", i ? ", " : "", shapes[i].name);
     }
     error_set(err, LINNET_INVALID, "no shape '%s'; there are %s", name, strbuf_cstr(&known));
