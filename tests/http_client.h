@@ -49,7 +49,7 @@ static inline bool site_says(struct site *site, const char *words)
 /* Waits for what the log says of a request: it is written after the reply. */
 static inline bool site_logged(struct site *site, const char *words)
 {
-    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(2000))
+    for (double end = clock_seconds() + 300; clock_seconds() < end; usleep(2000))
         if (site_says(site, words)) return true;
     return false;
 }
@@ -107,7 +107,7 @@ static inline void site_close(struct site *site)
 static inline void assert_quiet(struct site *site)
 {
     linnet_stats stats;
-    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(2000)) {
+    for (double end = clock_seconds() + 300; clock_seconds() < end; usleep(2000)) {
         linnet_engine_get_stats(site->engine, &stats);
         if (!stats.n_running && !stats.n_waiting && stats.n_blocks == stats.n_blocks_free) return;
     }
@@ -118,7 +118,7 @@ static inline void assert_quiet(struct site *site)
 static inline void await_running(struct site *site, int running, int waiting)
 {
     linnet_stats stats;
-    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(1000)) {
+    for (double end = clock_seconds() + 300; clock_seconds() < end; usleep(1000)) {
         linnet_engine_get_stats(site->engine, &stats);
         if (stats.n_running == running && stats.n_waiting == waiting) return;
     }

@@ -85,7 +85,7 @@ static void assert_said(const char *words)
 
 static void await_said(const char *words)
 {
-    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(2000)) {
+    for (double end = clock_seconds() + 300; clock_seconds() < end; usleep(2000)) {
         char *text = load_file(scratch_path(folder, "err"), NULL);
         bool said = strstr(text, words) != NULL;
         free(text);
@@ -96,7 +96,7 @@ static void await_said(const char *words)
 
 static void await_draining(struct running *r)
 {
-    for (double end = clock_seconds() + 20; clock_seconds() < end; usleep(2000)) {
+    for (double end = clock_seconds() + 300; clock_seconds() < end; usleep(2000)) {
         ask(&r->site, "GET", "/health", NULL, &a);
         if (a.status == 503) return;
     }
