@@ -184,7 +184,7 @@ typedef struct linnet_plan {
     int64_t scratch;            /* GPU: what loading and recorded steps take besides */
     const char *kv_cache_dtype; /* "fp32", "bf16", "int8"; static storage */
     bool packed; /* of an engine that is there: its weights are mapped from linnet_pack's file */
-    const char *packed_reason; /* why not, where there is one; NULL; the engine's storage */
+    const char *packed_reason; /* why such a file is there and not used, or NULL; the engine's */
 } linnet_plan;
 
 /* LINNET_MEMORY or LINNET_TOO_LONG, with the numbers and the largest length that would fit. */

@@ -291,10 +291,11 @@ static void odd_values_in_8_bits(void **state)
         }
         assert_true(k[shape->head_dim] == 0); /* the next head is another matter */
     }
-    linnet_plan plan = {.kv_cache_dtype = "int8"};
-    assert_int_equal(plan_limits(&plan).kv, KV_INT8);
-    plan.kv_cache_dtype = "fp32";
-    assert_int_equal(plan_limits(&plan).kv, KV_OWN);
+    linnet_plan plan = {.threads = 1};
+    linnet_engine_options options = {.kv_cache_dtype = "int8"};
+    assert_int_equal(plan_limits(&plan, &options).kv, KV_INT8);
+    options.kv_cache_dtype = "auto";
+    assert_int_equal(plan_limits(&plan, &options).kv, KV_OWN);
     free(x), free(k), free(v);
     world_close(&w);
 }

@@ -4,16 +4,10 @@
 #include "cli/progress.h"
 #include "cli/session.h"
 
-static void on_progress(void *user, int64_t done, int64_t total)
-{
-    (void)user;
-    progress_update(done, total);
-}
-
 int command_pack(const struct options *o)
 {
     struct session s = {0};
-    linnet_engine_options engine = {.threads = (int32_t)o->threads, .progress = on_progress};
+    linnet_engine_options engine = {.threads = (int32_t)o->threads, .progress = progress_loading};
     linnet_error err;
     char *path = NULL;
     int64_t bytes;

@@ -106,17 +106,11 @@ static linnet_status prepare(struct measurement *m, const struct strbuf *text, l
                        : error_memory(err, "the scores", m->chunk * sizeof *m->logprobs);
 }
 
-static void on_load(void *user, int64_t done, int64_t total)
-{
-    (void)user;
-    progress_update(done, total);
-}
-
 static linnet_status load(struct measurement *m, linnet_error *err)
 {
     linnet_engine_options options = session_engine_options(m->session.options);
     options.max_model_len = (int32_t)m->chunk;
-    options.progress = on_load;
+    options.progress = progress_loading;
     progress_begin("loading", NULL);
     linnet_status status = linnet_scorer_create(m->session.model, &options, &m->scorer, err);
     progress_end();

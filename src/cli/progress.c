@@ -64,6 +64,12 @@ void progress_erase(void)
     (void)ignored;
 }
 
+void progress_loading(void *user, int64_t done, int64_t total)
+{
+    (void)user;
+    progress_update(done, total);
+}
+
 void progress_end(void)
 {
     progress.active = false;

@@ -12,6 +12,7 @@
 void progress_enable(bool enable); /* false (--quiet): nothing is ever shown */
 void progress_begin(const char *label, const char *unit);
 void progress_update(int64_t done, int64_t total);
+void progress_loading(void *user, int64_t done, int64_t total); /* a linnet_progress_fn */
 void progress_end(void);
 
 /* Async-signal-safe: erases the bar. */

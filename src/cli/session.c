@@ -47,18 +47,12 @@ linnet_status session_open(struct session *s, const struct options *options, boo
     return LINNET_OK;
 }
 
-static void on_load(void *user, int64_t done, int64_t total)
-{
-    (void)user;
-    progress_update(done, total);
-}
-
 linnet_status session_start(struct session *s, const linnet_engine_options *engine,
                             linnet_error *err)
 {
     linnet_engine_options options = *engine;
     double begun = clock_seconds();
-    options.progress = on_load;
+    options.progress = progress_loading;
     progress_begin("loading", NULL);
     linnet_status status = linnet_engine_create(s->model, &options, &s->engine, err);
     progress_end();

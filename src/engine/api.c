@@ -65,9 +65,7 @@ static linnet_status compute_open(const linnet_model *m, const struct device *de
 {
     struct compute *c = mem_new(1, sizeof *c);
     if (!c) return error_memory(err, "the engine", sizeof *c);
-    struct limits limits = plan_limits(plan);
-    limits.launching = o->enforce_eager ? LAUNCH_EACH : LAUNCH_BEST;
-    limits.interleaved = plan_interleaves(o);
+    struct limits limits = plan_limits(plan, o);
     linnet_status status = pool_create(plan->threads, &c->pool, err);
     if (!status)
         status = decoder_create(m->checkpoint, &m->config, device->ops, c->pool, &limits,
@@ -88,7 +86,7 @@ static struct engine_config engine_settings(const linnet_model *m, const linnet_
         .tokenizer = m->tokenizer,
         .n_vocab = m->config.shape.vocab,
         .n_eos = m->config.n_eos,
-        .limits = plan_limits(plan),
+        .limits = plan_limits(plan, o),
         .prefix_caching = !o->no_prefix_caching,
         .dynamic_rope_context = rope->kind == ROPE_DYNAMIC ? rope->original_context : 0,
     };

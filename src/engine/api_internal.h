@@ -24,7 +24,7 @@ int64_t available_memory(void);
 linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
                       const struct device *device, linnet_plan *plan, linnet_error *err);
 
-struct limits plan_limits(const linnet_plan *plan);
+struct limits plan_limits(const linnet_plan *plan, const linnet_engine_options *o);
 /* What was asked for: KV_OWN where that is no known name. */
 enum kv_type plan_kv(const linnet_engine_options *o);
 /* The cache and the weights over all nodes' memory. */

@@ -329,8 +329,7 @@ linnet_status linnet_operations(linnet_model *model, const linnet_engine_options
     if (!status) status = linnet_engine_plan(model, options, &plan, err);
     if (!status) status = check_what(what, &plan, err);
     if (status) return status;
-    struct limits limits = plan_limits(&plan);
-    limits.interleaved = plan_interleaves(options);
+    struct limits limits = plan_limits(&plan, options);
     struct measuring m = {.peaks = peaks,
                           .ops = device.ops,
                           .shape = &model->config.shape,

@@ -1,5 +1,6 @@
 /* pack.c - weights as a backend lays them out, into a file beside the model. */
 #include "engine/api_internal.h"
+#include "file/packed.h"
 #include "model/decoder.h"
 
 linnet_status linnet_pack(linnet_model *m, const linnet_engine_options *options, char **path,

@@ -157,14 +157,10 @@ static linnet_status plan_own_cache(const linnet_engine_options *o, const struct
     return LINNET_OK;
 }
 
-static enum kv_type kv_named(const char *name)
-{
-    return name && strcmp(name, "int8") == 0 ? KV_INT8 : KV_OWN;
-}
-
 enum kv_type plan_kv(const linnet_engine_options *o)
 {
-    return kv_named(o->kv_cache_dtype);
+    const char *name = o->kv_cache_dtype;
+    return name && strcmp(name, "int8") == 0 ? KV_INT8 : KV_OWN;
 }
 
 static linnet_status check_kv(const linnet_engine_options *o, const struct device *device,
@@ -205,14 +201,16 @@ linnet_status plan_check_device(const linnet_engine_options *o, const struct dev
     return status ? status : check_numa(o, device, err);
 }
 
-struct limits plan_limits(const linnet_plan *plan)
+struct limits plan_limits(const linnet_plan *plan, const linnet_engine_options *o)
 {
     return (struct limits){.max_tokens = plan->max_num_batched_tokens,
                            .max_logits = plan->max_num_seqs,
                            .max_seqs = plan->max_num_seqs,
                            .max_context = plan->max_model_len,
                            .n_blocks = plan->n_blocks,
-                           .kv = kv_named(plan->kv_cache_dtype)};
+                           .kv = plan_kv(o),
+                           .launching = o->enforce_eager ? LAUNCH_EACH : LAUNCH_BEST,
+                           .interleaved = plan_interleaves(o)};
 }
 
 static void plan_batch(const linnet_engine_options *o, const struct habits *habits,
@@ -245,7 +243,7 @@ linnet_status plan_on(const linnet_model *m, const linnet_engine_options *o,
     plan->available = device->available;
     plan->scratch = habits.scratch;
     plan_batch(o, &habits, plan);
-    struct limits limits = plan_limits(plan);
+    struct limits limits = plan_limits(plan, o);
     limits.max_context = o->max_model_len ? o->max_model_len : config->context_length;
     plan->activations = device->ops->buffer_bytes(&config->shape, &limits, plan->threads) +
                         decoder_buffer_bytes(config, &limits) +

@@ -48,11 +48,9 @@ static linnet_status scorer_load(linnet_scorer *s, const linnet_model *m,
                                  const linnet_engine_options *o, const struct device *device,
                                  const linnet_plan *plan, linnet_error *err)
 {
-    struct limits limits = plan_limits(plan);
+    struct limits limits = plan_limits(plan, o);
     size_t vocab = (size_t)m->config.shape.vocab;
     limits.max_seqs = 1;
-    limits.launching = o->enforce_eager ? LAUNCH_EACH : LAUNCH_BEST;
-    limits.interleaved = plan_interleaves(o);
     s->config = &m->config;
     s->n_rows = limits.max_logits;
     s->logits = mem_new((size_t)s->n_rows * vocab, sizeof *s->logits);

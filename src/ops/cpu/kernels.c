@@ -280,13 +280,13 @@ INLINE void attend_chunk_of(bool int8, const struct tile *t, const struct kv_hea
 
 /* The chunk that begins at key `first`, of the queries that have keys there; which of the n is the
  * first such. */
-static int chunk_parts(const struct query *queries, int n, const struct kv_head *kv,
-                       const int32_t *block_table, int32_t head_dim, int32_t first,
-                       float *const parts[], float *scores)
+static int32_t chunk_parts(const struct query *queries, int32_t n, const struct kv_head *kv,
+                           const int32_t *block_table, int32_t head_dim, int32_t first,
+                           float *const parts[], float *scores)
 {
     const int32_t *blocks = block_table + first / PANEL;
     float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES];
-    int begin = 0;
+    int32_t begin = 0;
     while (queries[begin].n_keys <= first) begin++;
     struct tile t = {.n_queries = n - begin, .head_dim = head_dim};
     for (int i = 0; i < t.n_queries; i++) {
@@ -333,7 +333,7 @@ static void attend_tile(const struct query *queries, int n, const struct kv_head
     for (int i = 0; i < ATTENTION_QUERIES; i++)
         parts[i] = scratch + ATTENTION_QUERIES * ATTENTION_CHUNK + i * attention_part(head_dim);
     for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK)
-        for (int i = chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
+        for (int32_t i = chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
              i < n; i++)
             merge_chunk(first == 0, parts[i], head_dim, queries[i].out, &max[i], &sum[i]);
     for (int i = 0; i < n; i++) normalize(queries[i].out, head_dim, sum[i]);
@@ -345,13 +345,6 @@ static void attend(const struct query *queries, int32_t n, const struct kv_head 
     for (int32_t i = 0; i < n; i += ATTENTION_QUERIES)
         attend_tile(queries + i, n - i < ATTENTION_QUERIES ? n - i : ATTENTION_QUERIES, kv,
                     block_table, head_dim, scratch);
-}
-
-static void attend_chunk_alone(const struct query *queries, int32_t n, const struct kv_head *kv,
-                               const int32_t *block_table, int32_t head_dim, int32_t first,
-                               float *const parts[], float *scratch)
-{
-    chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
 }
 
 static void merge_chunks(const float *parts, int32_t n, int32_t head_dim, float *out)
@@ -374,6 +367,6 @@ const struct kernels KERNEL(kernels) = {
     .rope = rope,
     .silu_mul = silu_mul,
     .attend = attend,
-    .attend_chunk = attend_chunk_alone,
+    .attend_chunk = chunk_parts,
     .merge_chunks = merge_chunks,
 };

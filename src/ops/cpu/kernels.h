@@ -155,14 +155,14 @@ struct kernels {
     void (*attend)(const struct query *queries, int32_t n, const struct kv_head *kv,
                    const int32_t *block_table, int32_t head_dim, float *scratch);
     /*
-     * The same in two halves, with the same bits: for at most ATTENTION_QUERIES queries one chunk,
+     * The same in two halves, with the same bits. For at most ATTENTION_QUERIES queries one chunk,
      * which begins at key `first` (the last query has it), into parts[i] of each query i that has
-     * keys there; then the n chunks' parts of a query, which lie one after the other, to its
-     * result.
+     * keys there; returns the first of those. Then the n chunks' parts of a query, which lie one
+     * after the other, to its result.
      */
-    void (*attend_chunk)(const struct query *queries, int32_t n, const struct kv_head *kv,
-                         const int32_t *block_table, int32_t head_dim, int32_t first,
-                         float *const parts[], float *scratch);
+    int32_t (*attend_chunk)(const struct query *queries, int32_t n, const struct kv_head *kv,
+                            const int32_t *block_table, int32_t head_dim, int32_t first,
+                            float *const parts[], float *scratch);
     void (*merge_chunks)(const float *parts, int32_t n, int32_t head_dim, float *out);
 };
 
