@@ -59,6 +59,10 @@ INLINE dots i_times(const int32_t *n, int power_of_2) /* in every lane; straight
 {
     return I(slli_epi32)(I(set1_epi32)(*n), __builtin_ctz((unsigned)power_of_2));
 }
+INLINE dots i_add(dots a, dots b)
+{
+    return I(add_epi32)(a, b);
+}
 INLINE vec v_from_dots(dots d)
 {
     return I(cvtepi32_ps)(d);
@@ -78,6 +82,7 @@ INLINE dots DOT(dots d, bytes w, const int8_t *x)
 #define DOT(acc, w, x) _mm256_dpbusd_avx_epi32(acc, w, b_quad(x))
 #endif
 enum { SIGNED_OFFSET = 128 }; /* signed weights are made unsigned by adding it */
+enum { DOT_CHAINS = 2 };      /* of one token's sums: they wait for each other less */
 INLINE bytes b_weights(enum magnitude m, bytes b)
 {
     return m == ANY_BYTE ? I_(xor)(b, I(set1_epi8)((char)128)) : b;
@@ -98,7 +103,7 @@ INLINE dots d_end(enum magnitude m, dots d, dots first)
     return d;
 }
 #else
-enum { SIGNED_OFFSET = 0 };
+enum { SIGNED_OFFSET = 0, DOT_CHAINS = 1 };
 INLINE bytes b_weights(enum magnitude m, bytes b)
 {
     (void)m;
@@ -110,7 +115,7 @@ INLINE dots d_begin(enum magnitude m, dots first)
 }
 INLINE dots add_pairs(dots d, bytes pairs)
 {
-    return I(add_epi32)(d, I(madd_epi16)(pairs, I(set1_epi16)(1)));
+    return i_add(d, I(madd_epi16)(pairs, I(set1_epi16)(1)));
 }
 #if defined(__AVX512F__)
 INLINE bytes signed_products(bytes w, bytes x)
@@ -147,7 +152,7 @@ INLINE dots d_end(enum magnitude m, dots d, dots first)
 typedef uint8_t bytes __attribute__((vector_size(16)));
 typedef int32_t dots __attribute__((vector_size(16)));
 typedef int16_t wide __attribute__((vector_size(16)));
-enum { SIGNED_OFFSET = 0 };
+enum { SIGNED_OFFSET = 0, DOT_CHAINS = 1 };
 INLINE bytes b_load(const void *p)
 {
     bytes b;
@@ -187,6 +192,10 @@ INLINE dots i_set(int32_t n)
 INLINE dots i_times(const int32_t *n, int power_of_2)
 {
     return i_set(*n * power_of_2);
+}
+INLINE dots i_add(dots a, dots b)
+{
+    return a + b;
 }
 INLINE vec v_from_dots(dots d)
 {

@@ -26,13 +26,13 @@ enum {
     PLAIN_PANELS = LANES == 16 ? 2 : 1 /* with a tile of PLAIN tokens */
 };
 
-/* Bytes by which memory is asked for weights before they are wanted: processors are slower at that
- * by themselves. Not by tiles of several tokens where registers are few: they are bound by
- * arithmetic, and it costs them some. */
+/* Bytes by which memory is asked for weights before they are wanted. Where dots of bf16 are fast
+ * (AMD's since Zen 4) the processor is as early by itself with what one token reads. */
 enum { AHEAD = 2048, LINE = 64 };
 
-INLINE void ask(const void *weights, int64_t size)
+INLINE void ask(int tile, const void *weights, int64_t size)
 {
+    if (tile == 1 && BF16_DOTS) return;
 #pragma GCC unroll 12
     for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
 }
@@ -78,31 +78,36 @@ INLINE struct form form_of(enum pack pack)
 
 /* What a group needs besides its quants. */
 struct scales {
-    vec scale[2][VECS]; /* of the first and the last 16 columns, where they differ */
+    vec d[VECS], dmin[VECS]; /* of the super-block */
+    vec scale[2][VECS];      /* of the first and the last 16 columns, where they differ */
     vec min[VECS];
     const uint8_t *q;
 };
 
-INLINE void open_group(struct form f, const uint8_t *panel, int64_t i, struct scales *s)
+INLINE void open_super(struct form f, const uint8_t *head, struct scales *s)
 {
-    const uint8_t *super = panel, *group = panel + i * f.group_bytes;
-    if (f.super) {
-        super = panel + i / SUPER_GROUPS * (f.head_bytes + SUPER_GROUPS * f.group_bytes);
-        group = super + f.head_bytes + i % SUPER_GROUPS * f.group_bytes;
+    const uint16_t *d = (const uint16_t *)head;
+    for (int v = 0; v < VECS; v++) {
+        s->d[v] = v_from_f16(d + v * LANES);
+        if (f.with_min) s->dmin[v] = v_set(0) - v_from_f16(d + PANEL + v * LANES);
     }
+}
+
+INLINE void open_group(struct form f, const uint8_t *group, struct scales *s)
+{
     s->q = group + f.quants;
-    const uint16_t *d = (const uint16_t *)(f.super ? super : group);
+    const uint16_t *d = (const uint16_t *)group;
     for (int v = 0; v < VECS; v++) {
         int at = v * LANES;
-        vec scale = v_from_f16(d + at);
-        if (f.with_min) s->min[v] = v_from_f16(d + PANEL + at);
         if (f.halves) {
-            s->scale[0][v] = scale * v_from_i8((const int8_t *)group + at);
-            s->scale[1][v] = scale * v_from_i8((const int8_t *)group + PANEL + at);
+            s->scale[0][v] = s->d[v] * v_from_i8((const int8_t *)group + at);
+            s->scale[1][v] = s->d[v] * v_from_i8((const int8_t *)group + PANEL + at);
+        } else if (f.super) {
+            s->scale[0][v] = s->d[v] * v_from_u8(group + at);
+            s->min[v] = s->dmin[v] * v_from_u8(group + PANEL + at);
         } else {
-            if (f.super) scale = scale * v_from_u8(group + at);
-            s->scale[0][v] = scale;
-            if (f.super) s->min[v] = v_set(0) - s->min[v] * v_from_u8(group + PANEL + at);
+            s->scale[0][v] = v_from_f16(d + at);
+            if (f.with_min) s->min[v] = v_from_f16(d + PANEL + at);
         }
     }
 }
@@ -126,14 +131,39 @@ INLINE bytes quad_weights(struct form f, const uint8_t *q, int i, int v)
     return four;
 }
 
-INLINE const struct quant_group *group_of(const void *x, int64_t x_stride, int t, int64_t g)
+/* The rows of a tile's tokens, `stride` bytes apart. There are fewer registers for addresses than a
+ * wide tile has tokens: a pointer to each SHARE of them. */
+enum { SHARE = LANES == 16 ? 3 : 1 };
+struct rows {
+    const char *first[(WIDE + SHARE - 1) / SHARE];
+    int64_t stride;
+};
+
+INLINE struct rows rows_of(int tile, const void *x, int64_t stride)
 {
-    return (const struct quant_group *)((const char *)x + t * x_stride) + g;
+    struct rows r = {.stride = stride};
+    for (int t = 0; t < tile; t += SHARE) r.first[t / SHARE] = (const char *)x + t * stride;
+    return r;
+}
+
+/* To the next group. Compilers are not to see where that is: they would keep a pointer for each
+ * token, and spill sums instead. */
+INLINE void next_group(int tile, struct rows *r)
+{
+    for (int t = 0; t < tile; t += SHARE) {
+        r->first[t / SHARE] += sizeof(struct quant_group);
+        __asm__("" : "+r"(r->first[t / SHARE]));
+    }
+}
+
+INLINE const struct quant_group *group_of(const struct rows *r, int t)
+{
+    return (const struct quant_group *)(r->first[t / SHARE] + t % SHARE * r->stride);
 }
 
 /* Adds the products of quads a and b to each token's sums. */
-INLINE void add_quads(struct form f, int tile, const uint8_t *weights, int a, int b, const void *x,
-                      int64_t x_stride, int64_t g, dots sum[][VECS])
+INLINE void add_quads(struct form f, int tile, const uint8_t *weights, int a, int b,
+                      const struct rows *x, dots sum[][VECS])
 {
     bytes wa[VECS], wb[VECS];
     for (int v = 0; v < VECS; v++) {
@@ -142,7 +172,7 @@ INLINE void add_quads(struct form f, int tile, const uint8_t *weights, int a, in
     }
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++) {
-        const int8_t *q = group_of(x, x_stride, t, g)->q;
+        const int8_t *q = group_of(x, t)->q;
         for (int v = 0; v < VECS; v++)
             sum[t][v] = d_add(f.magnitude, sum[t][v], wa[v], q + 4 * a, wb[v], q + 4 * b);
     }
@@ -151,35 +181,41 @@ INLINE void add_quads(struct form f, int tile, const uint8_t *weights, int a, in
 enum part { FIRST_16, LAST_16, ALL }; /* of a group's columns, as in `minus` */
 
 /* Adds the products of that part of a group to each token's sums, scaled. */
-INLINE void add_part(struct form f, int tile, enum part part, const struct scales *s, const void *x,
-                     int64_t x_stride, int64_t g, vec acc[][VECS])
+INLINE void add_part(struct form f, int tile, enum part part, const struct scales *s,
+                     const struct rows *x, vec acc[][VECS])
 {
-    dots sum[WIDE][VECS], first[WIDE];
+    int chains = tile == 1 ? DOT_CHAINS : 1;
+    dots sums[DOT_CHAINS][WIDE][VECS], first[WIDE];
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++) {
-        first[t] =
-            f.offset ? i_times(group_of(x, x_stride, t, g)->minus + part, f.offset) : i_set(0);
-        for (int v = 0; v < VECS; v++) sum[t][v] = d_begin(f.magnitude, first[t]);
+        first[t] = f.offset ? i_times(group_of(x, t)->minus + part, f.offset) : i_set(0);
+        for (int v = 0; v < VECS; v++) {
+            sums[0][t][v] = d_begin(f.magnitude, first[t]);
+            if (chains > 1) sums[chains - 1][t][v] = i_set(0);
+        }
     }
     if (part != ALL) {
         int i = part == FIRST_16 ? 0 : 4;
-        add_quads(f, tile, s->q, i, i + 1, x, x_stride, g, sum);
-        add_quads(f, tile, s->q, i + 2, i + 3, x, x_stride, g, sum);
-    } else if (f.bits == 5) {
-        add_quads(f, tile, s->q, 0, 4, x, x_stride, g, sum);
-        add_quads(f, tile, s->q, 1, 5, x, x_stride, g, sum);
-        add_quads(f, tile, s->q, 2, 6, x, x_stride, g, sum);
-        add_quads(f, tile, s->q, 3, 7, x, x_stride, g, sum);
+        add_quads(f, tile, s->q, i, i + 1, x, sums[0]);
+        add_quads(f, tile, s->q, i + 2, i + 3, x, sums[chains - 1]);
+    } else if (f.bits == 5 || LANES == 16) {
+        add_quads(f, tile, s->q, 0, 4, x, sums[0]);
+        add_quads(f, tile, s->q, 1, 5, x, sums[chains - 1]);
+        add_quads(f, tile, s->q, 2, 6, x, sums[0]);
+        add_quads(f, tile, s->q, 3, 7, x, sums[chains - 1]);
     } else { /* unrolled, compilers would spill the sums */
 #pragma GCC unroll 1
-        for (int i = 0; i < 4; i++) add_quads(f, tile, s->q, i, 4 + i, x, x_stride, g, sum);
+        for (int i = 0; i < 4; i++) add_quads(f, tile, s->q, i, 4 + i, x, sums[0]);
     }
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++) {
-        vec d = v_set(group_of(x, x_stride, t, g)->d);
-        for (int v = 0; v < VECS; v++)
-            acc[t][v] = v_fma(v_from_dots(d_end(f.magnitude, sum[t][v], first[t])),
+        vec d = v_set(group_of(x, t)->d);
+        for (int v = 0; v < VECS; v++) {
+            dots sum = sums[0][t][v];
+            if (chains > 1) sum = i_add(sum, sums[chains - 1][t][v]);
+            acc[t][v] = v_fma(v_from_dots(d_end(f.magnitude, sum, first[t])),
                               s->scale[part == LAST_16][v] * d, acc[t][v]);
+        }
     }
 }
 
@@ -191,22 +227,30 @@ INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++)
         for (int v = 0; v < VECS; v++) acc[t][v] = v_set(0);
-    for (int64_t g = 0; g < columns / GROUP; g++) {
-        struct scales s;
-        open_group(f, panel, g, &s);
-        if (fresh && (tile == 1 || LANES == 16)) ask(s.q, f.group_bytes);
-        if (f.halves) {
-            add_part(f, tile, FIRST_16, &s, x, x_stride, g, acc);
-            add_part(f, tile, LAST_16, &s, x, x_stride, g, acc);
-        } else {
-            add_part(f, tile, ALL, &s, x, x_stride, g, acc);
-        }
-        if (!f.with_min) continue;
+    struct rows rows = rows_of(tile, x, x_stride);
+    struct scales s;
+    for (int64_t left = columns / GROUP; left > 0;) {
+        int64_t n = f.super ? SUPER_GROUPS : left;
+        if (f.super) open_super(f, panel, &s);
+        panel += f.head_bytes;
+        for (int64_t g = 0; g < n; g++, panel += f.group_bytes, next_group(tile, &rows)) {
+            open_group(f, panel, &s);
+            /* wider tiles are bound by arithmetic where registers are few: it costs them some */
+            if (fresh && (tile == 1 || LANES == 16)) ask(tile, s.q, f.group_bytes);
+            if (f.halves) {
+                add_part(f, tile, FIRST_16, &s, &rows, acc);
+                add_part(f, tile, LAST_16, &s, &rows, acc);
+            } else {
+                add_part(f, tile, ALL, &s, &rows, acc);
+            }
+            if (!f.with_min) continue;
 #pragma GCC unroll 12
-        for (int t = 0; t < tile; t++) {
-            vec sum = v_set(group_of(x, x_stride, t, g)->sum);
-            for (int v = 0; v < VECS; v++) acc[t][v] = v_fma(s.min[v], sum, acc[t][v]);
+            for (int t = 0; t < tile; t++) {
+                vec sum = v_set(group_of(&rows, t)->sum);
+                for (int v = 0; v < VECS; v++) acc[t][v] = v_fma(s.min[v], sum, acc[t][v]);
+            }
         }
+        left -= n;
     }
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++)
@@ -295,7 +339,7 @@ INLINE void plain_tile(enum pack pack, int n_panels, int tile, bool fresh, const
         for (; pair < end / 2; pair++) {
             if (fresh)
                 for (int p = 0; p < n_panels; p++)
-                    ask(panels + p * stride + pair * PAIR_BYTES, PAIR_BYTES);
+                    ask(tile, panels + p * stride + pair * PAIR_BYTES, PAIR_BYTES);
             plain_column(pack, n_panels, tile, panels, stride, pair, 0, x, x_stride, acc);
             plain_column(pack, n_panels, tile, panels, stride, pair, 1, x, x_stride, acc);
         }
@@ -348,7 +392,7 @@ INLINE void bf16_tile(int tile, bool fresh, const uint8_t *panel, int64_t pairs,
         for (int t = 0; t < tile; t++) acc[t] = v_set(0);
         for (int64_t c = first; c < end; c++) {
             __m512bh w = (__m512bh)_mm512_loadu_si512(panel + c * QUAD);
-            if (fresh) ask(panel + c * QUAD, QUAD);
+            if (fresh) ask(tile, panel + c * QUAD, QUAD);
 #pragma GCC unroll 12
             for (int t = 0; t < tile; t++) {
                 int32_t pair;
