@@ -83,7 +83,7 @@ static void attend_some(const struct attention *a, const struct run *r, int32_t 
             if (a->cut == CUT_CHUNKS)
                 parts[n] = parts_of(a, r, t, h) + chunk * attention_part(head_dim);
             n++;
-            if (n < ATTENTION_QUERIES && (h + 1 < end_head || t + 1 < r->end)) continue;
+            if (n < b->kernels->queries && (h + 1 < end_head || t + 1 < r->end)) continue;
             if (a->cut != CUT_CHUNKS)
                 b->kernels->attend(queries, n, &kv, table, head_dim, scratch);
             else if (queries[n - 1].n_keys > first_key)
@@ -156,7 +156,7 @@ static void choose_cut(struct attention *a)
 void cpu_attention(struct backend *b, const struct step *s, int32_t layer)
 {
     struct attention a = {b, s, layer, CUT_GROUPS, b->shape.n_heads / b->shape.n_kv_heads, 1};
-    if (a.group < ATTENTION_QUERIES) a.run = ATTENTION_QUERIES / a.group;
+    if (a.group < b->kernels->queries) a.run = b->kernels->queries / a.group;
     choose_cut(&a);
     pool_run(b->pool, attention_share, &a);
     if (a.cut == CUT_CHUNKS) pool_run(b->pool, merge_share, &a);

@@ -145,6 +145,15 @@ INLINE dots d_end(enum magnitude m, dots d, dots first)
 #undef I
 #undef I_
 
+#if defined(__AVX512BF16__) && !defined(BF16_DOT)
+/* d += the products of a pair of bf16 in each lane with the pair at x, as DOT. */
+INLINE vec BF16_DOT(vec d, bytes w, const char *x)
+{
+    __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(d) : "v"(w), "m"(*(const char(*)[4])x));
+    return d;
+}
+#endif
+
 #else /* four lanes: the compiler's own vectors, but for products */
 #if defined(__SSE2__)
 #include <emmintrin.h>

@@ -72,13 +72,29 @@ static void silu_mul(const float *gate, const float *up, int32_t n, float *out)
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
+/* What the registers hold sums of: queries together, and for n of them blocks of keys, vectors of
+ * values. A multiply-add's latency wants several sums. */
+enum { QUERIES = LANES == 16 ? 8 : 4, MOST_BLOCKS = 4, MOST_VALUES = 8 };
+
+INLINE int blocks_at_once(int n)
+{
+    if (LANES == 16) return n <= 4 ? 4 : 2;
+    return n == 1 ? 4 : n == 2 ? 2 : 1;
+}
+
+INLINE int values_at_once(int n)
+{
+    if (LANES == 16) return n <= 6 ? 4 : 2;
+    return n == 1 ? 8 : n == 2 ? 4 : 2;
+}
+
 /* A tile of queries that look at one sequence's keys at a time, so that each key is loaded once for
  * all of them. In a chunk query i looks at n[i] keys, no fewer than the one before it. */
 struct tile {
     int n_queries, head_dim;
-    const float *q[ATTENTION_QUERIES];
-    int32_t n[ATTENTION_QUERIES];
-    float *scores[ATTENTION_QUERIES], *part[ATTENTION_QUERIES];
+    const float *q[QUERIES];
+    int32_t n[QUERIES];
+    float *scores[QUERIES], *part[QUERIES];
 };
 
 /* LANES values, from the i-th of a block on. */
@@ -98,10 +114,10 @@ INLINE const float *kv_scales(const char *block, int head_dim)
 INLINE void score_blocks(bool int8, int n_queries, int n_blocks, const struct tile *t,
                          const struct kv_head *kv, const int32_t *blocks, int32_t at)
 {
-    const char *k[4];
-    vec acc[ATTENTION_QUERIES][4][VECS];
+    const char *k[MOST_BLOCKS];
+    vec acc[QUERIES][MOST_BLOCKS][VECS];
     for (int b = 0; b < n_blocks; b++) k[b] = kv->keys + blocks[b] * kv->block_bytes;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < n_queries; i++)
 #pragma GCC unroll 4
         for (int b = 0; b < n_blocks; b++)
@@ -111,13 +127,13 @@ INLINE void score_blocks(bool int8, int n_queries, int n_blocks, const struct ti
         for (int b = 0; b < n_blocks; b++) {
             vec key[VECS];
             for (int v = 0; v < VECS; v++) key[v] = kv_load(int8, k[b], d * PANEL + v * LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int i = 0; i < n_queries; i++)
                 for (int v = 0; v < VECS; v++)
                     acc[i][b][v] = v_fma(key[v], v_set(t->q[i][d]), acc[i][b][v]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < n_queries; i++)
 #pragma GCC unroll 4
         for (int b = 0; b < n_blocks; b++)
@@ -131,7 +147,7 @@ INLINE void score_blocks(bool int8, int n_queries, int n_blocks, const struct ti
 INLINE void chunk_scores(bool int8, int n_queries, const struct tile *t, const struct kv_head *kv,
                          const int32_t *blocks)
 {
-    int at_once = n_queries == 1 ? 4 : n_queries == 2 ? 2 : 1;
+    int at_once = blocks_at_once(n_queries);
     int32_t n_blocks = (t->n[n_queries - 1] + PANEL - 1) / PANEL, b = 0;
     for (; b + at_once <= n_blocks; b += at_once)
         score_blocks(int8, n_queries, at_once, t, kv, blocks + b, b * PANEL);
@@ -144,8 +160,8 @@ INLINE void add_values(bool int8, int n_queries, int width, const struct tile *t
                        const struct kv_head *kv, const int32_t *blocks, int32_t begin, int32_t end,
                        int32_t d)
 {
-    vec acc[ATTENTION_QUERIES][8];
-#pragma GCC unroll 4
+    vec acc[QUERIES][MOST_VALUES];
+#pragma GCC unroll 8
     for (int i = 0; i < n_queries; i++)
 #pragma GCC unroll 8
         for (int w = 0; w < width; w++)
@@ -156,12 +172,12 @@ INLINE void add_values(bool int8, int n_queries, int width, const struct tile *t
 #pragma GCC unroll 8
         for (int w = 0; w < width; w++) {
             vec one = kv_load(int8, block, value + w * LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int i = 0; i < n_queries; i++)
                 acc[i][w] = v_fma(one, v_set(t->scores[query + i][key]), acc[i][w]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < n_queries; i++)
 #pragma GCC unroll 8
         for (int w = 0; w < width; w++) v_store(t->part[query + i] + d + w * LANES, acc[i][w]);
@@ -170,7 +186,7 @@ INLINE void add_values(bool int8, int n_queries, int width, const struct tile *t
 INLINE void weigh_keys(bool int8, int n_queries, const struct tile *t, int query,
                        const struct kv_head *kv, const int32_t *blocks, int32_t begin, int32_t end)
 {
-    int width = n_queries == 1 ? 8 : n_queries == 2 ? 4 : 2;
+    int width = values_at_once(n_queries);
     int32_t d = 0;
     for (; d + width * LANES <= t->head_dim; d += width * LANES)
         add_values(int8, n_queries, width, t, query, kv, blocks, begin, end, d);
@@ -271,9 +287,15 @@ INLINE void attend_chunk_of(bool int8, const struct tile *t, const struct kv_hea
                             const int32_t *blocks, float *max, float *sum)
 {
     switch (t->n_queries) {
-    case 4: attend_chunk(int8, 4, t, kv, blocks, max, sum); break;
-    case 3: attend_chunk(int8, 3, t, kv, blocks, max, sum); break;
     case 2: attend_chunk(int8, 2, t, kv, blocks, max, sum); break;
+    case 3: attend_chunk(int8, 3, t, kv, blocks, max, sum); break;
+    case 4: attend_chunk(int8, 4, t, kv, blocks, max, sum); break;
+#if defined(__AVX512F__)
+    case 5: attend_chunk(int8, 5, t, kv, blocks, max, sum); break;
+    case 6: attend_chunk(int8, 6, t, kv, blocks, max, sum); break;
+    case 7: attend_chunk(int8, 7, t, kv, blocks, max, sum); break;
+    case 8: attend_chunk(int8, 8, t, kv, blocks, max, sum); break;
+#endif
     default: attend_chunk(int8, 1, t, kv, blocks, max, sum);
     }
 }
@@ -285,7 +307,7 @@ static int32_t chunk_parts(const struct query *queries, int32_t n, const struct 
                            float *const parts[], float *scores)
 {
     const int32_t *blocks = block_table + first / PANEL;
-    float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES];
+    float max[QUERIES], sum[QUERIES];
     int32_t begin = 0;
     while (queries[begin].n_keys <= first) begin++;
     struct tile t = {.n_queries = n - begin, .head_dim = head_dim};
@@ -329,9 +351,9 @@ static void normalize(float *out, int32_t head_dim, float sum)
 static void attend_tile(const struct query *queries, int n, const struct kv_head *kv,
                         const int32_t *block_table, int32_t head_dim, float *scratch)
 {
-    float max[ATTENTION_QUERIES], sum[ATTENTION_QUERIES], *parts[ATTENTION_QUERIES];
-    for (int i = 0; i < ATTENTION_QUERIES; i++)
-        parts[i] = scratch + ATTENTION_QUERIES * ATTENTION_CHUNK + i * attention_part(head_dim);
+    float max[QUERIES], sum[QUERIES], *parts[QUERIES];
+    for (int i = 0; i < QUERIES; i++)
+        parts[i] = scratch + QUERIES * ATTENTION_CHUNK + i * attention_part(head_dim);
     for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK)
         for (int32_t i = chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
              i < n; i++)
@@ -342,9 +364,9 @@ static void attend_tile(const struct query *queries, int n, const struct kv_head
 static void attend(const struct query *queries, int32_t n, const struct kv_head *kv,
                    const int32_t *block_table, int32_t head_dim, float *scratch)
 {
-    for (int32_t i = 0; i < n; i += ATTENTION_QUERIES)
-        attend_tile(queries + i, n - i < ATTENTION_QUERIES ? n - i : ATTENTION_QUERIES, kv,
-                    block_table, head_dim, scratch);
+    for (int32_t i = 0; i < n; i += QUERIES)
+        attend_tile(queries + i, n - i < QUERIES ? n - i : QUERIES, kv, block_table, head_dim,
+                    scratch);
 }
 
 static void merge_chunks(const float *parts, int32_t n, int32_t head_dim, float *out)
@@ -366,6 +388,7 @@ const struct kernels KERNEL(kernels) = {
     .rmsnorm = rmsnorm,
     .rope = rope,
     .silu_mul = silu_mul,
+    .queries = QUERIES,
     .attend = attend,
     .attend_chunk = chunk_parts,
     .merge_chunks = merge_chunks,

@@ -101,7 +101,7 @@ static inline int64_t activation_bytes(enum activation a, int64_t columns)
 
 /* Keys of an attention chunk: partial results merge at its absolute multiples (numerics.md). */
 enum { ATTENTION_CHUNK = 256 };
-enum { ATTENTION_QUERIES = 4 }; /* that share the loading of a key */
+enum { ATTENTION_QUERIES = 8 }; /* that share the loading of a key, at most */
 
 /* One layer's keys and values of a kv head: block b of either is block_bytes b further. In fp32 a
  * block is keys [head_dim][16] or values [16][head_dim]; in 8 bits int8_t in the same order, then a
@@ -148,6 +148,7 @@ struct kernels {
     void (*rope)(float *x, const float *row, int32_t head_dim);
     void (*silu_mul)(const float *gate, const float *up, int32_t n, float *out);
 
+    int32_t queries; /* that share the loading of a key: ATTENTION_QUERIES at most */
     /*
      * n queries over one sequence's keys, each looking at no fewer than the one before. scratch:
      * attention_scratch floats. What a query gets does not depend on the others.
@@ -155,7 +156,7 @@ struct kernels {
     void (*attend)(const struct query *queries, int32_t n, const struct kv_head *kv,
                    const int32_t *block_table, int32_t head_dim, float *scratch);
     /*
-     * The same in two halves, with the same bits. For at most ATTENTION_QUERIES queries one chunk,
+     * The same in two halves, with the same bits. For at most `queries` of them one chunk,
      * which begins at key `first` (the last query has it), into parts[i] of each query i that has
      * keys there; returns the first of those. Then the n chunks' parts of a query, which lie one
      * after the other, to its result.

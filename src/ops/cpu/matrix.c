@@ -228,30 +228,37 @@ static void prepare_shared_row(const struct rows_work *w, int64_t i)
     prepare_row(w->product, i, w->b->norm + i * m->columns, w->b->forms + i * m->forms_bytes);
 }
 
-/* y (+)= row (+ bias), n of them at most PANEL */
-static void finish_row(const float *row, const float *bias, bool add, int64_t n, float *y)
+/* y (+)= row (+ bias), n of them. Inlined with n = PANEL compilers make vectors of it. */
+static inline void finish_row(const float *row, const float *bias, bool add, int64_t n, float *y)
 {
-    float sum[PANEL];
-    for (int r = 0; r < PANEL; r++) sum[r] = row[r];
-    if (bias)
-        for (int64_t r = 0; r < n; r++) sum[r] += bias[r];
-    if (n == PANEL && add) /* a loop that compilers turn into vectors */
-        for (int r = 0; r < PANEL; r++) y[r] += sum[r];
+    if (add && bias)
+        for (int64_t r = 0; r < n; r++) y[r] += row[r] + bias[r];
     else if (add)
-        for (int64_t r = 0; r < n; r++) y[r] += sum[r];
+        for (int64_t r = 0; r < n; r++) y[r] += row[r];
+    else if (bias)
+        for (int64_t r = 0; r < n; r++) y[r] = row[r] + bias[r];
     else
-        memcpy(y, sum, (size_t)n * sizeof(float));
+        for (int64_t r = 0; r < n; r++) y[r] = row[r];
 }
 
-/* rows: [n, 16] of that panel, of n tokens from t on */
-static void finish_panel(const struct product *p, const struct segment *s, int64_t panel, int64_t t,
-                         int64_t n, const float *rows)
+/* rows [n, 16], of n tokens from t on: to `valid` columns of the output from `first` on. */
+static void finish_rows(const struct product *p, int64_t first, int64_t valid, int64_t t, int64_t n,
+                        const float *rows)
 {
-    int64_t first = panel * PANEL, valid = s->rows - first < PANEL ? s->rows - first : PANEL;
-    const float *bias = p->bias ? p->bias->v + s->first_row + first : NULL;
-    float *y = p->y + t * p->y_stride + s->first_row + first;
-    for (int64_t i = 0; i < n; i++)
-        finish_row(rows + i * PANEL, bias, p->finish == ADD, valid, y + i * p->y_stride);
+    const float *bias = p->bias ? p->bias->v + first : NULL;
+    float *y = p->y + t * p->y_stride + first;
+    for (int64_t i = 0; i < n; i++, rows += PANEL, y += p->y_stride)
+        if (valid == PANEL)
+            finish_row(rows, bias, p->finish == ADD, PANEL, y);
+        else
+            finish_row(rows, bias, p->finish == ADD, valid, y);
+}
+
+/* Rows of the segment that a panel has. */
+static int64_t rows_of_panel(const struct segment *s, int64_t panel)
+{
+    int64_t left = s->rows - panel * PANEL;
+    return left < PANEL ? left : PANEL;
 }
 
 /* Tokens that are computed together: their rows stay in a core's cache while RUN panels pass. */
@@ -283,7 +290,8 @@ static void product_panels(const struct product *p, const struct segment *s, int
             n = p->n - t < block ? p->n - t : block;
             run_kernel(p, s, panel, n_panels, s->stride, t, n, in, scratch->rows);
             for (int64_t i = 0; i < n_panels; i++)
-                finish_panel(p, s, panel + i, t, n, scratch->rows + i * n * PANEL);
+                finish_rows(p, s->first_row + (panel + i) * PANEL, rows_of_panel(s, panel + i), t,
+                            n, scratch->rows + i * n * PANEL);
         }
     }
 }
@@ -301,15 +309,11 @@ static void silu_panels(const struct product *p, int64_t begin, int64_t end,
         for (int64_t t = 0; t < p->n; t += n) {
             n = p->n - t < block ? p->n - t : block;
             for (int64_t panel = first; panel < end && panel < first + RUN; panel++) {
-                int64_t row = panel * PANEL,
-                        valid = gate->rows - row < PANEL ? gate->rows - row : PANEL;
                 float *gates = scratch->rows, *ups = gates + n * PANEL;
                 run_kernel(p, gate, panel, n_panels, up->panels - gate->panels, t, n, in, gates);
                 if (n_panels == 1) run_kernel(p, up, panel, 1, 0, t, n, in, ups);
                 p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), gates);
-                for (int64_t i = 0; i < n; i++)
-                    memcpy(p->y + (t + i) * p->y_stride + row, gates + i * PANEL,
-                           (size_t)valid * sizeof(float));
+                finish_rows(p, panel * PANEL, rows_of_panel(gate, panel), t, n, gates);
             }
         }
 }

@@ -37,6 +37,36 @@ INLINE void ask(int tile, const void *weights, int64_t size)
     for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
 }
 
+/* The rows of a tile's tokens, `stride` bytes apart. There are fewer registers for addresses than a
+ * wide tile has tokens: a pointer to each SHARE of them. */
+enum { SHARE = LANES == 16 ? 3 : 1, MOST_TOKENS = WIDE > PLAIN ? WIDE : PLAIN };
+struct rows {
+    const char *first[(MOST_TOKENS + SHARE - 1) / SHARE];
+    int64_t stride;
+};
+
+INLINE struct rows rows_of(int tile, const void *x, int64_t stride)
+{
+    struct rows r = {.stride = stride};
+    for (int t = 0; t < tile; t += SHARE) r.first[t / SHARE] = (const char *)x + t * stride;
+    return r;
+}
+
+/* Compilers are not to see where the next ones are: they would keep a pointer for each token, and
+ * spill sums instead. */
+INLINE void next_rows(int tile, struct rows *r, int64_t distance)
+{
+    for (int t = 0; t < tile; t += SHARE) {
+        r->first[t / SHARE] += distance;
+        __asm__("" : "+r"(r->first[t / SHARE]));
+    }
+}
+
+INLINE const char *row_of(const struct rows *r, int t)
+{
+    return r->first[t / SHARE] + t % SHARE * r->stride;
+}
+
 /* ---- quantized weights ----------------------------------------------------------------------- */
 
 /* What the group's layout comes to, known when a loop is compiled. */
@@ -131,34 +161,9 @@ INLINE bytes quad_weights(struct form f, const uint8_t *q, int i, int v)
     return four;
 }
 
-/* The rows of a tile's tokens, `stride` bytes apart. There are fewer registers for addresses than a
- * wide tile has tokens: a pointer to each SHARE of them. */
-enum { SHARE = LANES == 16 ? 3 : 1 };
-struct rows {
-    const char *first[(WIDE + SHARE - 1) / SHARE];
-    int64_t stride;
-};
-
-INLINE struct rows rows_of(int tile, const void *x, int64_t stride)
-{
-    struct rows r = {.stride = stride};
-    for (int t = 0; t < tile; t += SHARE) r.first[t / SHARE] = (const char *)x + t * stride;
-    return r;
-}
-
-/* To the next group. Compilers are not to see where that is: they would keep a pointer for each
- * token, and spill sums instead. */
-INLINE void next_group(int tile, struct rows *r)
-{
-    for (int t = 0; t < tile; t += SHARE) {
-        r->first[t / SHARE] += sizeof(struct quant_group);
-        __asm__("" : "+r"(r->first[t / SHARE]));
-    }
-}
-
 INLINE const struct quant_group *group_of(const struct rows *r, int t)
 {
-    return (const struct quant_group *)(r->first[t / SHARE] + t % SHARE * r->stride);
+    return (const struct quant_group *)row_of(r, t);
 }
 
 /* Adds the products of quads a and b to each token's sums. */
@@ -219,6 +224,15 @@ INLINE void add_part(struct form f, int tile, enum part part, const struct scale
     }
 }
 
+INLINE void add_min(int tile, const struct scales *s, const struct rows *x, vec acc[][VECS])
+{
+#pragma GCC unroll 12
+    for (int t = 0; t < tile; t++) {
+        vec sum = v_set(group_of(x, t)->sum);
+        for (int v = 0; v < VECS; v++) acc[t][v] = v_fma(s->min[v], sum, acc[t][v]);
+    }
+}
+
 INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *panel,
                            int64_t columns, const void *x, int64_t x_stride, float *y)
 {
@@ -233,7 +247,7 @@ INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *
         int64_t n = f.super ? SUPER_GROUPS : left;
         if (f.super) open_super(f, panel, &s);
         panel += f.head_bytes;
-        for (int64_t g = 0; g < n; g++, panel += f.group_bytes, next_group(tile, &rows)) {
+        for (int64_t g = 0; g < n; g++, panel += f.group_bytes) {
             open_group(f, panel, &s);
             /* wider tiles are bound by arithmetic where registers are few: it costs them some */
             if (fresh && (tile == 1 || LANES == 16)) ask(tile, s.q, f.group_bytes);
@@ -243,12 +257,8 @@ INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *
             } else {
                 add_part(f, tile, ALL, &s, &rows, acc);
             }
-            if (!f.with_min) continue;
-#pragma GCC unroll 12
-            for (int t = 0; t < tile; t++) {
-                vec sum = v_set(group_of(&rows, t)->sum);
-                for (int v = 0; v < VECS; v++) acc[t][v] = v_fma(s.min[v], sum, acc[t][v]);
-            }
+            if (f.with_min) add_min(tile, &s, &rows, acc);
+            next_rows(tile, &rows, sizeof(struct quant_group));
         }
         left -= n;
     }
@@ -381,40 +391,51 @@ INLINE void plain(enum pack pack, const uint8_t *panels, int64_t n_panels, int64
 
 #if defined(__AVX512BF16__)
 /* Pairs of columns at a time, both in bf16. */
-INLINE void bf16_tile(int tile, bool fresh, const uint8_t *panel, int64_t pairs, const char *x,
-                      int64_t x_stride, float *y)
+INLINE void bf16_tile(int n_panels, int tile, bool fresh, const uint8_t *panels, int64_t stride,
+                      int64_t pairs, const char *x, int64_t x_stride, float *y, int64_t y_stride)
 {
     enum { PAIRS = SEGMENT / 2 };
+    struct rows rows = rows_of(tile, x, x_stride);
     for (int64_t first = 0; first < pairs; first += PAIRS) {
         int64_t end = pairs - first < PAIRS ? pairs : first + PAIRS;
-        vec acc[PLAIN];
+        vec acc[TWO][PLAIN][VECS];
+        for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 12
-        for (int t = 0; t < tile; t++) acc[t] = v_set(0);
+            for (int t = 0; t < tile; t++) acc[p][t][0] = v_set(0);
         for (int64_t c = first; c < end; c++) {
-            __m512bh w = (__m512bh)_mm512_loadu_si512(panel + c * QUAD);
-            if (fresh) ask(tile, panel + c * QUAD, QUAD);
+            for (int p = 0; p < n_panels; p++) {
+                const uint8_t *at = panels + p * stride + c * QUAD;
+                bytes w = b_load(at);
+                if (fresh) ask(tile, at, QUAD);
 #pragma GCC unroll 12
-            for (int t = 0; t < tile; t++) {
-                int32_t pair;
-                memcpy(&pair, x + t * x_stride + c * 4, 4);
-                acc[t] = _mm512_dpbf16_ps(acc[t], w, (__m512bh)_mm512_set1_epi32(pair));
+                for (int t = 0; t < tile; t++)
+                    acc[p][t][0] = BF16_DOT(acc[p][t][0], w, row_of(&rows, t));
             }
+            next_rows(tile, &rows, 4);
         }
+        for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 12
-        for (int t = 0; t < tile; t++) end_segment(first, y + t * PANEL, &acc[t]);
+            for (int t = 0; t < tile; t++)
+                end_segment(first, y + p * y_stride + t * PANEL, acc[p][t]);
     }
 }
 
-static void bf16_panel(const uint8_t *panel, int64_t pairs, const char *x, int64_t x_stride,
-                       int64_t n, float *y)
+/* As plain_panels, but twelve tokens hide a dot product's latency by themselves. */
+INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int64_t pairs,
+                        const char *x, int64_t x_stride, int64_t n, float *y)
 {
+    int64_t y_stride = n * PANEL;
     bool fresh = true;
     for (; n >= PLAIN; n -= PLAIN, x += PLAIN * x_stride, y += PLAIN * PANEL, fresh = false)
-        bf16_tile(PLAIN, fresh, panel, pairs, x, x_stride, y);
+        for (int p = 0; p < n_panels; p++)
+            bf16_tile(1, PLAIN, fresh, panels + p * stride, stride, pairs, x, x_stride,
+                      y + p * y_stride, y_stride);
     for (; n >= SMALL; n -= SMALL, x += SMALL * x_stride, y += SMALL * PANEL, fresh = false)
-        bf16_tile(SMALL, fresh, panel, pairs, x, x_stride, y);
+        bf16_tile(n_panels, SMALL, fresh, panels, stride, pairs, x, x_stride, y, y_stride);
     for (; n > 0; n--, x += x_stride, y += PANEL, fresh = false)
-        bf16_tile(1, fresh, panel, pairs, x, x_stride, y);
+        for (int p = 0; p < n_panels; p++)
+            bf16_tile(1, 1, fresh, panels + p * stride, stride, pairs, x, x_stride,
+                      y + p * y_stride, y_stride);
 }
 #endif
 
@@ -423,8 +444,11 @@ INLINE void bf16(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_
 {
 #if defined(__AVX512BF16__)
     (void)pack;
-    for (int64_t p = 0; p < n_panels; p++)
-        bf16_panel(panels + p * stride, (columns + 1) / 2, x, x_stride, n, y + p * n * PANEL);
+    int64_t pairs = (columns + 1) / 2, p = 0;
+    for (; p + TWO <= n_panels; p += TWO)
+        bf16_panels(TWO, panels + p * stride, stride, pairs, x, x_stride, n, y + p * n * PANEL);
+    if (p < n_panels)
+        bf16_panels(1, panels + p * stride, stride, pairs, x, x_stride, n, y + p * n * PANEL);
 #else
     plain(pack, panels, n_panels, stride, columns, x, x_stride, n, y);
 #endif

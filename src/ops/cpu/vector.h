@@ -2,7 +2,8 @@
  * vector.h - the few vector operations that the kernels are written in, for the instruction set
  * that the including file is compiled for. A `vec` has LANES floats; + - * / work on it; there is
  * room for REGISTERS of them. Sixteen lanes' worth of rows, VECS vectors, are always handled
- * together, so a row's sum is the same chain whatever the width.
+ * together, so a row's sum is the same chain whatever the width. v_largest and v_sum go over the
+ * lanes in no order that matters: the sum is of whole numbers, or to see whether any is NaN.
  */
 #ifndef LINNET_OPS_CPU_VECTOR_H
 #define LINNET_OPS_CPU_VECTOR_H
@@ -12,8 +13,23 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+INLINE float largest_of_8(__m256 v)
+{
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+INLINE float sum_of_8(__m256 v)
+{
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#endif
+
+#if defined(__AVX512F__)
 enum { LANES = 16, REGISTERS = 32 };
 typedef __m512 vec;
 INLINE vec v_load(const float *p)
@@ -83,9 +99,21 @@ INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
 {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
+INLINE __m256 v_half(vec v, int i)
+{
+    __m512d d = _mm512_castps_pd(v);
+    return _mm256_castpd_ps(i ? _mm512_extractf64x4_pd(d, 1) : _mm512_castpd512_pd256(d));
+}
+INLINE float v_largest(vec v)
+{
+    return largest_of_8(_mm256_max_ps(v_half(v, 0), v_half(v, 1)));
+}
+INLINE float v_sum(vec v)
+{
+    return sum_of_8(_mm256_add_ps(v_half(v, 0), v_half(v, 1)));
+}
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include <immintrin.h>
 enum { LANES = 8, REGISTERS = 16 };
 typedef __m256 vec;
 INLINE vec v_load(const float *p)
@@ -157,6 +185,14 @@ INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
+INLINE float v_largest(vec v)
+{
+    return largest_of_8(v);
+}
+INLINE float v_sum(vec v)
+{
+    return sum_of_8(v);
+}
 
 #elif defined(KERNEL_NEON)
 #include <arm_neon.h>
@@ -225,6 +261,14 @@ INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
     int16x4_t words = vmovn_s32(vcvtq_s32_f32(a));
     int8x8_t eight = vmovn_s16(vcombine_s16(words, words));
     memcpy(p, &eight, LANES);
+}
+INLINE float v_largest(vec v)
+{
+    return vmaxvq_f32(v);
+}
+INLINE float v_sum(vec v)
+{
+    return vaddvq_f32(v);
 }
 
 #else /* any machine: the compiler's own vectors of four; a product and a sum where there is no \
@@ -297,27 +341,19 @@ INLINE void v_store_i8(int8_t *p, vec a) /* whole numbers in [-128, 127] */
 {
     for (int i = 0; i < 4; i++) p[i] = (int8_t)a[i];
 }
+INLINE float v_largest(vec v)
+{
+    float largest = v[0];
+    for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
+    return largest;
+}
+INLINE float v_sum(vec v)
+{
+    return v[0] + v[1] + (v[2] + v[3]);
+}
 #endif
 
 enum { VECS = 16 / LANES };
-
-INLINE float v_largest(vec v)
-{
-    float lane[LANES], largest;
-    v_store(lane, v);
-    largest = lane[0];
-    for (int i = 1; i < LANES; i++) largest = lane[i] > largest ? lane[i] : largest;
-    return largest;
-}
-
-/* Of whole numbers, or to see whether any is NaN: in no order that matters. */
-INLINE float v_sum(vec v)
-{
-    float lane[LANES], sum = 0;
-    v_store(lane, v);
-    for (int i = 0; i < LANES; i++) sum += lane[i];
-    return sum;
-}
 
 /*
  * exp(x): 2^n * e^r with |r| <= ln(2) / 2 and a polynomial of degree 6; relative error below

@@ -18,8 +18,10 @@
 #if LINNET_EMULATE_DOTS
 #define __AVX512VNNI__ 1
 #define __AVX512BF16__ 1
-/* in place of the instruction in dots.h, which only a machine that has it can test */
+/* in place of the instructions in dots.h, which only a machine that has them can test */
 #define DOT(acc, w, x) _mm512_dpbusd_epi32(acc, w, b_quad(x))
+#define BF16_DOT(acc, w, x) \
+    _mm512_dpbf16_ps(acc, (__m512bh)(w), (__m512bh)b_quad((const int8_t *)(x)))
 #endif
 
 #undef _mm512_madd_epi16 /* SIMDe 0.7.4's alias has two parameters too many */
