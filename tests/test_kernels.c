@@ -378,7 +378,7 @@ static void large_scores_stay_finite(void **state)
     (void)state;
     enum { D = 128 };
     static float keys[D * 16], values[16 * D], q[D], out[D],
-        scratch[ATTENTION_QUERIES * (D + 2 + ATTENTION_CHUNK)];
+        scratch[ATTENTION_QUERIES * (2 * D + 2 + ATTENTION_CHUNK)];
     int32_t block = 0;
     struct kv_head kv = view(keys, values, 1, D, NULL);
     for (int d = 0; d < D; d++) {
@@ -399,7 +399,7 @@ static void attention_keeps_nan(void **state)
     (void)state;
     enum { D = 16 };
     static float keys[2 * D * 16], values[2 * 16 * D], q[D], out[D],
-        scratch[ATTENTION_QUERIES * (D + 2 + ATTENTION_CHUNK)];
+        scratch[ATTENTION_QUERIES * (2 * D + 2 + ATTENTION_CHUNK)];
     static int8_t room[2 * BYTES_FOR(2 * D * 16, D)];
     static const int32_t blocks[2] = {0, 1};
     static const int32_t places[] = {0, 7, 15, 16, 18};
@@ -424,7 +424,7 @@ static void check_attention(bool int8)
     enum { D = 40, BLOCKS = 40 };
     static int8_t room[2 * BYTES_FOR(BLOCKS * D * 16, D)];
     static float keys[BLOCKS * D * 16], values[BLOCKS * 16 * D],
-        scratch[ATTENTION_QUERIES * (D + 2 + ATTENTION_CHUNK)];
+        scratch[ATTENTION_QUERIES * (2 * D + 2 + ATTENTION_CHUNK)];
     float q[D], out[D];
     int32_t table[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) table[i] = (i * 7 + 3) % BLOCKS;
@@ -469,7 +469,7 @@ static void attend_by_chunks(const struct kernels *set, const struct query *quer
 {
     enum { CHUNKS = 3, WIDEST = 64 };
     static float parts[CHUNKS * (WIDEST + 2)],
-        scratch[ATTENTION_QUERIES * (WIDEST + 2 + ATTENTION_CHUNK)];
+        scratch[ATTENTION_QUERIES * (2 * WIDEST + 2 + ATTENTION_CHUNK)];
     int32_t n = (query->n_keys + ATTENTION_CHUNK - 1) / ATTENTION_CHUNK;
     for (int32_t i = n - 1; i >= 0; i--) {
         float *part = parts + i * attention_part(head_dim);
@@ -486,7 +486,7 @@ static void queries_do_not_depend_on_each_other(void **state)
     enum { D = 43, BLOCKS = 40, N = 11 };
     static int8_t room[2 * BYTES_FOR(BLOCKS * D * 16, D)];
     static float keys[BLOCKS * D * 16], values[BLOCKS * 16 * D], q[N][D], together[N][D], alone[D],
-        scratch[ATTENTION_QUERIES * (D + 2 + ATTENTION_CHUNK)];
+        scratch[ATTENTION_QUERIES * (2 * D + 2 + ATTENTION_CHUNK)];
     static const int32_t starts[] = {1, 5, 250, 254, 256, 500, 509};
     int32_t table[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) table[i] = (i * 7 + 3) % BLOCKS;

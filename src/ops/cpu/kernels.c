@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "ops/cpu/products.h"
-#include "ops/cpu/vector.h"
+#include "ops/cpu/rows.h"
 
 /* ---- row operations -------------------------------------------------------------------------- */
 
@@ -78,7 +78,7 @@ enum { QUERIES = LANES == 16 ? 8 : 4, MOST_BLOCKS = 4, MOST_VALUES = 8 };
 
 INLINE int blocks_at_once(int n)
 {
-    if (LANES == 16) return n <= 4 ? 4 : 2;
+    if (LANES == 16) return n <= 6 ? 4 : n == 7 ? 3 : 2;
     return n == 1 ? 4 : n == 2 ? 2 : 1;
 }
 
@@ -92,10 +92,16 @@ INLINE int values_at_once(int n)
  * all of them. In a chunk query i looks at n[i] keys, no fewer than the one before it. */
 struct tile {
     int n_queries, head_dim;
-    const float *q[QUERIES];
     int32_t n[QUERIES];
-    float *scores[QUERIES], *part[QUERIES];
+    float *q;      /* [QUERIES][head_dim], and so one distance apart */
+    float *scores; /* [QUERIES][ATTENTION_CHUNK] */
+    float *part[QUERIES];
 };
+
+INLINE float *scores_of(const struct tile *t, int i)
+{
+    return t->scores + i * ATTENTION_CHUNK;
+}
 
 /* LANES values, from the i-th of a block on. */
 INLINE vec kv_load(bool int8, const char *block, int64_t i)
@@ -112,7 +118,7 @@ INLINE const float *kv_scales(const char *block, int head_dim)
 
 /* Scores of n_blocks blocks of 16 keys; n_queries * n_blocks * VECS chains at once. */
 INLINE void score_blocks(bool int8, int n_queries, int n_blocks, const struct tile *t,
-                         const struct kv_head *kv, const int32_t *blocks, int32_t at)
+                         const struct kv_head *kv, const int32_t *blocks, int32_t first)
 {
     const char *k[MOST_BLOCKS];
     vec acc[QUERIES][MOST_BLOCKS][VECS];
@@ -122,16 +128,20 @@ INLINE void score_blocks(bool int8, int n_queries, int n_blocks, const struct ti
 #pragma GCC unroll 4
         for (int b = 0; b < n_blocks; b++)
             for (int v = 0; v < VECS; v++) acc[i][b][v] = v_set(0);
-    for (int32_t d = 0; d < t->head_dim; d++) {
+    struct rows q = rows_of(n_queries, t->q, t->head_dim * (int64_t)sizeof(float));
+    for (int64_t at = 0, end = t->head_dim * PANEL; at < end; at += PANEL) {
+        __asm__("" : "+r"(at)); /* or compilers keep distances between the blocks */
 #pragma GCC unroll 4
         for (int b = 0; b < n_blocks; b++) {
             vec key[VECS];
-            for (int v = 0; v < VECS; v++) key[v] = kv_load(int8, k[b], d * PANEL + v * LANES);
+            for (int v = 0; v < VECS; v++) key[v] = kv_load(int8, k[b], at + v * LANES);
 #pragma GCC unroll 8
             for (int i = 0; i < n_queries; i++)
                 for (int v = 0; v < VECS; v++)
-                    acc[i][b][v] = v_fma(key[v], v_set(t->q[i][d]), acc[i][b][v]);
+                    acc[i][b][v] =
+                        v_fma(key[v], v_set(*(const float *)row_of(&q, i)), acc[i][b][v]);
         }
+        next_rows(n_queries, &q, sizeof(float));
     }
 #pragma GCC unroll 8
     for (int i = 0; i < n_queries; i++)
@@ -140,7 +150,7 @@ INLINE void score_blocks(bool int8, int n_queries, int n_blocks, const struct ti
             for (int v = 0; v < VECS; v++) {
                 vec score = acc[i][b][v];
                 if (int8) score = score * v_load(kv_scales(k[b], t->head_dim) + v * LANES);
-                v_store(t->scores[i] + at + b * PANEL + v * LANES, score);
+                v_store(scores_of(t, i) + first + b * PANEL + v * LANES, score);
             }
 }
 
@@ -166,16 +176,19 @@ INLINE void add_values(bool int8, int n_queries, int width, const struct tile *t
 #pragma GCC unroll 8
         for (int w = 0; w < width; w++)
             acc[i][w] = begin ? v_load(t->part[query + i] + d + w * LANES) : v_set(0);
-    for (int32_t key = begin; key < end; key++) {
+    for (int32_t key = begin, stop; key < end;) {
         const char *block = kv->values + blocks[key / PANEL] * kv->block_bytes;
         int64_t value = key % PANEL * t->head_dim + d;
+        stop = key / PANEL * PANEL + PANEL;
+        stop = stop < end ? stop : end;
+        for (; key < stop; key++, value += t->head_dim)
 #pragma GCC unroll 8
-        for (int w = 0; w < width; w++) {
-            vec one = kv_load(int8, block, value + w * LANES);
+            for (int w = 0; w < width; w++) {
+                vec one = kv_load(int8, block, value + w * LANES);
 #pragma GCC unroll 8
-            for (int i = 0; i < n_queries; i++)
-                acc[i][w] = v_fma(one, v_set(t->scores[query + i][key]), acc[i][w]);
-        }
+                for (int i = 0; i < n_queries; i++)
+                    acc[i][w] = v_fma(one, v_set(scores_of(t, query + i)[key]), acc[i][w]);
+            }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < n_queries; i++)
@@ -200,7 +213,7 @@ INLINE void weigh_keys(bool int8, int n_queries, const struct tile *t, int query
                 int64_t at = key % PANEL * t->head_dim + d;
                 float value = int8 ? (float)((const int8_t *)block)[at]
                                    : ((const float *)(const void *)block)[at];
-                sum = fmaf(value, t->scores[i][key], sum);
+                sum = fmaf(value, scores_of(t, i)[key], sum);
             }
             t->part[i][d] = sum;
         }
@@ -276,9 +289,9 @@ INLINE void attend_chunk(bool int8, int n_queries, const struct tile *t, const s
     chunk_scores(int8, n_queries, t, kv, blocks);
     for (int i = 0; i < n_queries; i++) {
         float probe;
-        max[i] = scale_scores(t->scores[i], t->n[i], scale, &probe);
-        sum[i] = softmax_terms(t->scores[i], t->n[i], max[i]) + probe;
-        if (int8) scale_weights(t->scores[i], t->n[i], t, kv, blocks);
+        max[i] = scale_scores(scores_of(t, i), t->n[i], scale, &probe);
+        sum[i] = softmax_terms(scores_of(t, i), t->n[i], max[i]) + probe;
+        if (int8) scale_weights(scores_of(t, i), t->n[i], t, kv, blocks);
     }
     weigh_values(int8, n_queries, t, kv, blocks);
 }
@@ -304,19 +317,21 @@ INLINE void attend_chunk_of(bool int8, const struct tile *t, const struct kv_hea
  * first such. */
 static int32_t chunk_parts(const struct query *queries, int32_t n, const struct kv_head *kv,
                            const int32_t *block_table, int32_t head_dim, int32_t first,
-                           float *const parts[], float *scores)
+                           float *const parts[], float *scratch)
 {
     const int32_t *blocks = block_table + first / PANEL;
     float max[QUERIES], sum[QUERIES];
     int32_t begin = 0;
     while (queries[begin].n_keys <= first) begin++;
-    struct tile t = {.n_queries = n - begin, .head_dim = head_dim};
+    struct tile t = {.n_queries = n - begin,
+                     .head_dim = head_dim,
+                     .q = scratch,
+                     .scores = scratch + QUERIES * head_dim};
     for (int i = 0; i < t.n_queries; i++) {
         int32_t left = queries[begin + i].n_keys - first;
-        t.q[i] = queries[begin + i].q;
+        memcpy(t.q + i * head_dim, queries[begin + i].q, (size_t)head_dim * sizeof(float));
         t.n[i] = left < ATTENTION_CHUNK ? left : ATTENTION_CHUNK;
         t.part[i] = parts[begin + i];
-        t.scores[i] = scores + i * ATTENTION_CHUNK;
     }
     if (kv->int8)
         attend_chunk_of(true, &t, kv, blocks, max, sum);
@@ -353,7 +368,7 @@ static void attend_tile(const struct query *queries, int n, const struct kv_head
 {
     float max[QUERIES], sum[QUERIES], *parts[QUERIES];
     for (int i = 0; i < QUERIES; i++)
-        parts[i] = scratch + QUERIES * ATTENTION_CHUNK + i * attention_part(head_dim);
+        parts[i] = scratch + QUERIES * (head_dim + ATTENTION_CHUNK) + i * attention_part(head_dim);
     for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK)
         for (int32_t i = chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
              i < n; i++)

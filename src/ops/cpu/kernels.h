@@ -127,7 +127,7 @@ static inline int64_t attention_part(int32_t head_dim)
 
 static inline int64_t attention_scratch(int32_t head_dim)
 {
-    return ATTENTION_QUERIES * (ATTENTION_CHUNK + attention_part(head_dim));
+    return ATTENTION_QUERIES * (head_dim + ATTENTION_CHUNK + attention_part(head_dim));
 }
 
 struct kernels {

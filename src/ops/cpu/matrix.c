@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "ops/cpu/cpu_internal.h"
 
-enum { RUN = 8 }; /* panels that pass while a block of tokens stays in a core's cache */
+enum { RUN = 16 }; /* panels that pass while a block of tokens stays in a core's cache */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -229,7 +229,8 @@ static void prepare_shared_row(const struct rows_work *w, int64_t i)
 }
 
 /* y (+)= row (+ bias), n of them. Inlined with n = PANEL compilers make vectors of it. */
-static inline void finish_row(const float *row, const float *bias, bool add, int64_t n, float *y)
+static inline void finish_row(const float *restrict row, const float *restrict bias, bool add,
+                              int64_t n, float *restrict y)
 {
     if (add && bias)
         for (int64_t r = 0; r < n; r++) y[r] += row[r] + bias[r];
@@ -241,24 +242,28 @@ static inline void finish_row(const float *row, const float *bias, bool add, int
         for (int64_t r = 0; r < n; r++) y[r] = row[r];
 }
 
-/* rows [n, 16], of n tokens from t on: to `valid` columns of the output from `first` on. */
+/* rows [n_panels][n, 16], of n tokens from t on: to the output's columns from `first` on, `valid`
+ * of them. A token's stay together, as each token's lie in pages of their own. */
 static void finish_rows(const struct product *p, int64_t first, int64_t valid, int64_t t, int64_t n,
                         const float *rows)
 {
     const float *bias = p->bias ? p->bias->v + first : NULL;
     float *y = p->y + t * p->y_stride + first;
-    for (int64_t i = 0; i < n; i++, rows += PANEL, y += p->y_stride)
-        if (valid == PANEL)
-            finish_row(rows, bias, p->finish == ADD, PANEL, y);
-        else
-            finish_row(rows, bias, p->finish == ADD, valid, y);
+    for (int64_t i = 0; i < n; i++, rows += PANEL, y += p->y_stride) {
+        int64_t at = 0;
+        for (; at + PANEL <= valid; at += PANEL)
+            finish_row(rows + at * n, bias ? bias + at : NULL, p->finish == ADD, PANEL, y + at);
+        if (at < valid)
+            finish_row(rows + at * n, bias ? bias + at : NULL, p->finish == ADD, valid - at,
+                       y + at);
+    }
 }
 
-/* Rows of the segment that a panel has. */
-static int64_t rows_of_panel(const struct segment *s, int64_t panel)
+/* The rows that n panels of the segment have. */
+static int64_t rows_of_panels(const struct segment *s, int64_t panel, int64_t n)
 {
     int64_t left = s->rows - panel * PANEL;
-    return left < PANEL ? left : PANEL;
+    return left < n * PANEL ? left : n * PANEL;
 }
 
 /* Tokens that are computed together: their rows stay in a core's cache while RUN panels pass. */
@@ -283,15 +288,14 @@ static void run_kernel(const struct product *p, const struct segment *s, int64_t
 static void product_panels(const struct product *p, const struct segment *s, int64_t begin,
                            int64_t end, const struct inputs *in, const struct scratch *scratch)
 {
-    int64_t block = token_block(p, in->stride[s->form]), n_panels, n;
+    int64_t block = token_block(p, in->stride[s->form]), n, n_panels;
     for (int64_t panel = begin; panel < end; panel += n_panels) {
         n_panels = end - panel < RUN ? end - panel : RUN;
         for (int64_t t = 0; t < p->n; t += n) {
             n = p->n - t < block ? p->n - t : block;
             run_kernel(p, s, panel, n_panels, s->stride, t, n, in, scratch->rows);
-            for (int64_t i = 0; i < n_panels; i++)
-                finish_rows(p, s->first_row + (panel + i) * PANEL, rows_of_panel(s, panel + i), t,
-                            n, scratch->rows + i * n * PANEL);
+            finish_rows(p, s->first_row + panel * PANEL, rows_of_panels(s, panel, n_panels), t, n,
+                        scratch->rows);
         }
     }
 }
@@ -303,19 +307,24 @@ static void silu_panels(const struct product *p, int64_t begin, int64_t end,
     const struct segment *gate = &p->w->segments[0], *up = &p->w->segments[1];
     int64_t stride = in->stride[gate->form] > in->stride[up->form] ? in->stride[gate->form]
                                                                    : in->stride[up->form];
-    int64_t block = token_block(p, stride), n;
-    int n_panels = gate->pack == up->pack ? 2 : 1; /* at once */
-    for (int64_t first = begin; first < end; first += RUN)
+    int64_t block = token_block(p, stride), n, n_panels;
+    int together = gate->pack == up->pack ? 2 : 1;
+    for (int64_t panel = begin; panel < end; panel += n_panels) {
+        n_panels = end - panel < RUN / 2 ? end - panel : RUN / 2;
         for (int64_t t = 0; t < p->n; t += n) {
             n = p->n - t < block ? p->n - t : block;
-            for (int64_t panel = first; panel < end && panel < first + RUN; panel++) {
-                float *gates = scratch->rows, *ups = gates + n * PANEL;
-                run_kernel(p, gate, panel, n_panels, up->panels - gate->panels, t, n, in, gates);
-                if (n_panels == 1) run_kernel(p, up, panel, 1, 0, t, n, in, ups);
-                p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), gates);
-                finish_rows(p, panel * PANEL, rows_of_panel(gate, panel), t, n, gates);
+            for (int64_t i = 0; i < n_panels; i++) {
+                float *out = scratch->rows + i * n * PANEL, *gates = out + i * n * PANEL,
+                      *ups = gates + n * PANEL; /* the last ones' are not needed any more */
+                run_kernel(p, gate, panel + i, together, up->panels - gate->panels, t, n, in,
+                           gates);
+                if (together == 1) run_kernel(p, up, panel + i, 1, 0, t, n, in, ups);
+                p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), out);
             }
+            finish_rows(p, panel * PANEL, rows_of_panels(gate, panel, n_panels), t, n,
+                        scratch->rows);
         }
+    }
 }
 
 static void product_share(void *arg, int thread, int n_threads)

@@ -6,6 +6,7 @@
 #include "ops/cpu/products.h"
 
 #include "ops/cpu/dots.h"
+#include "ops/cpu/rows.h"
 
 static_assert(PANEL == VECS * LANES, "a panel is VECS vectors");
 
@@ -26,6 +27,8 @@ enum {
     PLAIN_PANELS = LANES == 16 ? 2 : 1 /* with a tile of PLAIN tokens */
 };
 
+static_assert((int)WIDE <= (int)MOST_ROWS && (int)PLAIN <= (int)MOST_ROWS, "a tile has pointers");
+
 /* Bytes by which memory is asked for weights before they are wanted. Where dots of bf16 are fast
  * (AMD's since Zen 4) the processor is as early by itself with what one token reads. */
 enum { AHEAD = 2048, LINE = 64 };
@@ -35,36 +38,6 @@ INLINE void ask(int tile, const void *weights, int64_t size)
     if (tile == 1 && BF16_DOTS) return;
 #pragma GCC unroll 12
     for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
-}
-
-/* The rows of a tile's tokens, `stride` bytes apart. There are fewer registers for addresses than a
- * wide tile has tokens: a pointer to each SHARE of them. */
-enum { SHARE = LANES == 16 ? 3 : 1, MOST_TOKENS = WIDE > PLAIN ? WIDE : PLAIN };
-struct rows {
-    const char *first[(MOST_TOKENS + SHARE - 1) / SHARE];
-    int64_t stride;
-};
-
-INLINE struct rows rows_of(int tile, const void *x, int64_t stride)
-{
-    struct rows r = {.stride = stride};
-    for (int t = 0; t < tile; t += SHARE) r.first[t / SHARE] = (const char *)x + t * stride;
-    return r;
-}
-
-/* Compilers are not to see where the next ones are: they would keep a pointer for each token, and
- * spill sums instead. */
-INLINE void next_rows(int tile, struct rows *r, int64_t distance)
-{
-    for (int t = 0; t < tile; t += SHARE) {
-        r->first[t / SHARE] += distance;
-        __asm__("" : "+r"(r->first[t / SHARE]));
-    }
-}
-
-INLINE const char *row_of(const struct rows *r, int t)
-{
-    return r->first[t / SHARE] + t % SHARE * r->stride;
 }
 
 /* ---- quantized weights ----------------------------------------------------------------------- */
@@ -489,36 +462,45 @@ void KERNEL(product)(enum pack pack, const void *panels, int64_t n_panels, int64
     }
 }
 
+/* A group whose largest value is as good as none, or NaN: zeros, or NaN if any is not finite. */
+static void quantize_nothing(const float *x, struct quant_group *out)
+{
+    vec probe = v_set(0);
+    for (int i = 0; i < GROUP; i += LANES) probe = probe + (v_load(x + i) - v_load(x + i));
+    float bad = v_sum(probe);
+    *out = (struct quant_group){.d = bad, .sum = bad};
+}
+
 /* A group of 32 values in 8 bits. What is not finite makes d NaN, and so every product. */
 INLINE void quantize_group(const float *x, struct quant_group *out)
 {
-    vec largest = v_set(0), probe = v_set(0);
-    for (int i = 0; i < GROUP; i += LANES) {
-        vec v = v_load(x + i);
-        largest = v_max(largest, v_abs(v));
-        probe = probe + (v - v);
-    }
-    float max = v_largest(largest), bad = v_sum(probe);
-    if (bad != 0 || max < TINIEST) {
-        *out = (struct quant_group){.d = bad, .sum = bad};
+    vec largest = v_set(0);
+    for (int i = 0; i < GROUP; i += LANES) largest = v_max(largest, v_abs(v_load(x + i)));
+    float max = v_largest(largest), half[2];
+    if (!(max >= TINIEST)) {
+        quantize_nothing(x, out);
         return;
     }
     vec inverse = v_set(127 / max);
-    int32_t half[2];
     for (int h = 0; h < 2; h++) {
         vec sum = v_set(0);
         for (int i = h * GROUP / 2; i < (h + 1) * GROUP / 2; i += LANES) {
-            vec q = v_round(v_load(x + i) * inverse);
+            vec q = v_round(v_load(x + i) * inverse); /* NaN if x is NaN or infinite */
             sum = sum + q;
             v_store_i8(out->q + i, q);
         }
-        half[h] = (int32_t)v_sum(sum);
+        half[h] = v_sum(sum);
+    }
+    float all = half[0] + half[1];
+    if (all != all) {
+        *out = (struct quant_group){.d = all, .sum = all};
+        return;
     }
     out->d = max / 127;
-    out->sum = out->d * (float)(half[0] + half[1]);
-    out->minus[0] = -half[0];
-    out->minus[1] = -half[1];
-    out->minus[2] = -half[0] - half[1];
+    out->sum = out->d * all;
+    out->minus[0] = -(int32_t)half[0];
+    out->minus[1] = -(int32_t)half[1];
+    out->minus[2] = -(int32_t)all;
 }
 
 static void to_bf16(const float *x, int64_t columns, uint16_t *out)
