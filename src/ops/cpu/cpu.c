@@ -49,8 +49,12 @@ static void cpu_close(struct backend *b)
     if (!b) return;
     for (struct matrix *m = b->matrices, *next; m; m = next) {
         next = m->next;
-        if (!m->stored) mem_pages_free(m->pages, m->bytes);
         free(m);
+    }
+    for (struct slab *s = b->slabs, *next; s; s = next) {
+        next = s->next;
+        mem_pages_free(s->data, s->bytes);
+        free(s);
     }
     for (struct vector *v = b->vectors, *next; v; v = next) {
         next = v->next;

@@ -26,10 +26,15 @@ struct matrix {
     int64_t forms_bytes;     /* of a row of them, ACTIVATION_I8 first */
     struct segment segments[MAX_SEGMENTS];
     struct matrix_part source; /* embedding only: rows are read where the file has them */
-    uint8_t *pages;
     size_t bytes;
-    bool stored; /* pages are the store's */
     struct matrix *next;
+};
+
+/* Memory of matrices, one after another: most are smaller than a huge page. */
+struct slab {
+    struct slab *next;
+    char *data;
+    size_t bytes, used;
 };
 
 struct vector {
@@ -43,8 +48,9 @@ struct backend {
     struct pool *pool;
     const struct kernels *kernels;
     struct matrix *matrices;
+    struct slab *slabs;
     struct vector *vectors;
-    struct store store; /* all zero: none */
+    struct store store; /* all zero: matrices are in slabs */
     char *cache;        /* cache.c */
     size_t cache_bytes;
     float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */

@@ -70,6 +70,18 @@ static void silu_mul(const float *gate, const float *up, int32_t n, float *out)
     for (int32_t j = i; j < n; j++) out[j] = tail[0][j - i];
 }
 
+static void finish(const float *sums, int64_t apart, int64_t n_panels, const float *bias, bool add,
+                   float *y)
+{
+    for (int64_t p = 0; p < n_panels; p++, sums += apart, y += PANEL)
+        for (int v = 0; v < VECS; v++) {
+            vec sum = v_load(sums + v * LANES);
+            if (bias) sum = sum + v_load(bias + p * PANEL + v * LANES);
+            if (add) sum = v_load(y + v * LANES) + sum;
+            v_store(y + v * LANES, sum);
+        }
+}
+
 /* ---- attention ------------------------------------------------------------------------------- */
 
 /* What the registers hold sums of: queries together, and for n of them blocks of keys, vectors of
@@ -400,6 +412,7 @@ const struct kernels KERNEL(kernels) = {
     .bf16_dots = BF16_DOTS,
     .activate = KERNEL(activate),
     .product = KERNEL(product),
+    .finish = finish,
     .rmsnorm = rmsnorm,
     .rope = rope,
     .silu_mul = silu_mul,

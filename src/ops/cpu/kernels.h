@@ -144,6 +144,11 @@ struct kernels {
     void (*product)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
                     int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y);
 
+    /* A token's sums of n_panels panels, `apart` floats apart, to y [n_panels, 16]: y = sums, or
+     * y += sums, to which bias [n_panels, 16] is added first if there is one. */
+    void (*finish)(const float *sums, int64_t apart, int64_t n_panels, const float *bias, bool add,
+                   float *y);
+
     void (*rmsnorm)(const float *x, const float *weight, int32_t n, float eps, float *out);
     void (*rope)(float *x, const float *row, int32_t head_dim);
     void (*silu_mul)(const float *gate, const float *up, int32_t n, float *out);

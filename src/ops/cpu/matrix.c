@@ -96,21 +96,42 @@ static struct matrix *new_matrix(struct backend *b)
     return m;
 }
 
-static linnet_status place_matrix(struct backend *b, struct matrix *m, bool *filled,
+static struct slab *new_slab(struct backend *b, size_t bytes)
+{
+    enum { LEAST = 32 << 20 };
+    struct slab *slab = mem_new(1, sizeof *slab);
+    if (!slab) return NULL;
+    slab->bytes = bytes < LEAST ? LEAST : bytes;
+    slab->data = mem_pages(slab->bytes, true);
+    if (!slab->data) {
+        free(slab);
+        return NULL;
+    }
+    if (b->limits.interleaved) mem_interleave(slab->data, slab->bytes); /* cpu_open could */
+    slab->next = b->slabs;
+    b->slabs = slab;
+    return slab;
+}
+
+/* In the first slab that has room for it, from a cache line's beginning on. */
+static void *place_in_slab(struct backend *b, size_t bytes)
+{
+    enum { LINE = 64 };
+    bytes = (bytes + LINE - 1) / LINE * LINE;
+    struct slab *slab = b->slabs;
+    while (slab && slab->bytes - slab->used < bytes) slab = slab->next;
+    if (!slab) slab = new_slab(b, bytes);
+    if (!slab) return NULL;
+    slab->used += bytes;
+    return slab->data + slab->used - bytes;
+}
+
+static linnet_status place_matrix(struct backend *b, struct matrix *m, void **place, bool *filled,
                                   linnet_error *err)
 {
-    void *place;
-    if (b->store.next) {
-        linnet_status status = b->store.next(b->store.self, m->bytes, &place, filled, err);
-        if (status) return status;
-        m->stored = true;
-    } else {
-        place = mem_pages(m->bytes, true);
-        if (!place) return error_memory(err, "a weight matrix", m->bytes);
-        if (b->limits.interleaved) mem_interleave(place, m->bytes); /* cpu_open could */
-    }
-    m->pages = place;
-    return LINNET_OK;
+    if (b->store.next) return b->store.next(b->store.self, m->bytes, place, filled, err);
+    *place = place_in_slab(b, m->bytes);
+    return *place ? LINNET_OK : error_memory(err, "a weight matrix", m->bytes);
 }
 
 void cpu_use_store(struct backend *b, const struct store *store)
@@ -130,10 +151,11 @@ linnet_status cpu_load_matrix(struct backend *b, const struct matrix_part *parts
     for (int i = 0; i < n_parts; i++)
         m->bytes += (size_t)cpu_matrix_bytes(parts[i].dtype, parts[i].rows, m->columns);
     bool filled = false;
-    linnet_status status = place_matrix(b, m, &filled, err);
+    void *place;
+    linnet_status status = place_matrix(b, m, &place, &filled, err);
     if (status) return status;
     bool paired = n_parts == 2 && parts[0].paired && parts[1].paired; /* panels in turn */
-    uint8_t *at = m->pages;
+    uint8_t *at = place;
     for (int i = 0; i < n_parts; i++) {
         struct segment *segment = &m->segments[i];
         enum pack pack = pack_of(parts[i].dtype);
@@ -228,20 +250,6 @@ static void prepare_shared_row(const struct rows_work *w, int64_t i)
     prepare_row(w->product, i, w->b->norm + i * m->columns, w->b->forms + i * m->forms_bytes);
 }
 
-/* y (+)= row (+ bias), n of them. Inlined with n = PANEL compilers make vectors of it. */
-static inline void finish_row(const float *restrict row, const float *restrict bias, bool add,
-                              int64_t n, float *restrict y)
-{
-    if (add && bias)
-        for (int64_t r = 0; r < n; r++) y[r] += row[r] + bias[r];
-    else if (add)
-        for (int64_t r = 0; r < n; r++) y[r] += row[r];
-    else if (bias)
-        for (int64_t r = 0; r < n; r++) y[r] = row[r] + bias[r];
-    else
-        for (int64_t r = 0; r < n; r++) y[r] = row[r];
-}
-
 /* rows [n_panels][n, 16], of n tokens from t on: to the output's columns from `first` on, `valid`
  * of them. A token's stay together, as each token's lie in pages of their own. */
 static void finish_rows(const struct product *p, int64_t first, int64_t valid, int64_t t, int64_t n,
@@ -249,13 +257,15 @@ static void finish_rows(const struct product *p, int64_t first, int64_t valid, i
 {
     const float *bias = p->bias ? p->bias->v + first : NULL;
     float *y = p->y + t * p->y_stride + first;
+    bool add = p->finish == ADD;
+    int64_t whole = valid / PANEL, at = whole * PANEL;
     for (int64_t i = 0; i < n; i++, rows += PANEL, y += p->y_stride) {
-        int64_t at = 0;
-        for (; at + PANEL <= valid; at += PANEL)
-            finish_row(rows + at * n, bias ? bias + at : NULL, p->finish == ADD, PANEL, y + at);
-        if (at < valid)
-            finish_row(rows + at * n, bias ? bias + at : NULL, p->finish == ADD, valid - at,
-                       y + at);
+        p->b->kernels->finish(rows, n * PANEL, whole, bias, add, y);
+        for (int64_t r = at; r < valid; r++) {
+            float sum = rows[at * n + r - at];
+            if (bias) sum += bias[r];
+            y[r] = add ? y[r] + sum : sum;
+        }
     }
 }
 
