@@ -267,11 +267,11 @@ static linnet_status prefill(struct bench *b, int64_t n_prompt, struct row *row,
     int64_t steps = 1;
     linnet_status status = LINNET_OK;
     if (!times) return error_memory(err, "the times", repeat * sizeof *times);
+    /* The first one finds memory untouched and is not counted. */
     for (size_t i = 0; i <= repeat && !status; i++) {
         struct measurement m;
         status = measure(b, 1, (size_t)n_prompt, 1, &m, err);
-        times[i ? i - 1 : 0] =
-            m.prefill_s; /* the first, which finds memory untouched, is dropped */
+        if (i > 0) times[i - 1] = m.prefill_s;
         if (m.prompt_steps) steps = m.prompt_steps; /* the same each time */
         measurement_free(&m);
     }

@@ -87,6 +87,8 @@ static void finish(const float *sums, int64_t apart, int64_t n_panels, const flo
 /* What the registers hold sums of: queries together, and for n of them blocks of keys, vectors of
  * values. A multiply-add's latency wants several sums. */
 enum { QUERIES = LANES == 16 ? 8 : 4, MOST_BLOCKS = 4, MOST_VALUES = 8 };
+static_assert((int)QUERIES <= (int)ATTENTION_QUERIES && (int)QUERIES <= (int)MOST_ROWS,
+              "there is room for the queries, and pointers to them");
 
 INLINE int blocks_at_once(int n)
 {

@@ -31,7 +31,7 @@ static int64_t max_rows(const struct limits *l)
 
 /* A thread's own memory, in floats. */
 struct scratch {
-    float *rows; /* [RUN, tokens, 16]: what RUN panels give, or a pair of them */
+    float *rows; /* [RUN, tokens, 16]: what RUN panels give, or RUN / 2 pairs */
     float *norm; /* [ALONE, columns] */
     char *forms; /* [ALONE, forms_bytes] */
 };
@@ -98,10 +98,10 @@ static struct matrix *new_matrix(struct backend *b)
 
 static struct slab *new_slab(struct backend *b, size_t bytes)
 {
-    enum { LEAST = 32 << 20 };
+    enum { SHARED = 32 << 20, LARGE = SHARED / 4 }; /* whose rest would be much has its own */
     struct slab *slab = mem_new(1, sizeof *slab);
     if (!slab) return NULL;
-    slab->bytes = bytes < LEAST ? LEAST : bytes;
+    slab->bytes = bytes < LARGE ? SHARED : bytes;
     slab->data = mem_pages(slab->bytes, true);
     if (!slab->data) {
         free(slab);
