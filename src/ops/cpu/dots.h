@@ -82,7 +82,7 @@ INLINE dots DOT(dots d, bytes w, const int8_t *x)
 #define DOT(acc, w, x) _mm256_dpbusd_avx_epi32(acc, w, b_quad(x))
 #endif
 enum { SIGNED_OFFSET = 128 }; /* signed weights are made unsigned by adding it */
-enum { DOT_CHAINS = 2 };      /* of one token's sums, which wait for each other less, at most */
+enum { DOT_CHAINS = 2 };      /* of one token's sums at most: each waits less for itself */
 INLINE bytes b_weights(enum magnitude m, bytes b)
 {
     return m == ANY_BYTE ? I_(xor)(b, I(set1_epi8)((char)128)) : b;

@@ -98,7 +98,7 @@ static struct matrix *new_matrix(struct backend *b)
 
 static struct slab *new_slab(struct backend *b, size_t bytes)
 {
-    enum { SHARED = 32 << 20, LARGE = SHARED / 4 }; /* whose rest would be much has its own */
+    enum { SHARED = 32 << 20, LARGE = SHARED / 4 }; /* large ones would leave much of it empty */
     struct slab *slab = mem_new(1, sizeof *slab);
     if (!slab) return NULL;
     slab->bytes = bytes < LARGE ? SHARED : bytes;

@@ -463,7 +463,7 @@ void KERNEL(product)(enum pack pack, const void *panels, int64_t n_panels, int64
     }
 }
 
-/* A group whose largest value is as good as none, or NaN: zeros, or NaN if any is not finite. */
+/* A group whose largest value is tiny or NaN: zeros, or NaN if any of it is not finite. */
 static void quantize_nothing(const float *x, struct quant_group *out)
 {
     vec probe = v_set(0);
