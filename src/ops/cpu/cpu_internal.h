@@ -84,9 +84,6 @@ struct rows_work {
 
 void cpu_for_rows(struct rows_work *work);
 
-/* What becomes of a product's rows. */
-enum finish { STORE, ADD, SILU_MUL };
-
 /* y[t] = w x[t] (+ bias), or added to y, or silu(first half) * second half. x may be normalized
  * first, and its rows chosen. */
 struct product {

@@ -58,28 +58,13 @@ static void rope(float *x, const float *row, int32_t head_dim)
 static void silu_mul(const float *gate, const float *up, int32_t n, float *out)
 {
     int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vec g = v_load(gate + i);
-        v_store(out + i, g / (v_set(1) + v_exp(v_set(0) - g)) * v_load(up + i));
-    }
+    for (; i + LANES <= n; i += LANES)
+        v_store(out + i, v_silu_mul(v_load(gate + i), v_load(up + i)));
     if (i == n) return;
     float tail[2][LANES] = {{0}}; /* the same arithmetic for the rest of the row */
     for (int32_t j = i; j < n; j++) tail[0][j - i] = gate[j], tail[1][j - i] = up[j];
-    vec g = v_load(tail[0]);
-    v_store(tail[0], g / (v_set(1) + v_exp(v_set(0) - g)) * v_load(tail[1]));
+    v_store(tail[0], v_silu_mul(v_load(tail[0]), v_load(tail[1])));
     for (int32_t j = i; j < n; j++) out[j] = tail[0][j - i];
-}
-
-static void finish(const float *sums, int64_t apart, int64_t n_panels, const float *bias, bool add,
-                   float *y)
-{
-    for (int64_t p = 0; p < n_panels; p++, sums += apart, y += PANEL)
-        for (int v = 0; v < VECS; v++) {
-            vec sum = v_load(sums + v * LANES);
-            if (bias) sum = sum + v_load(bias + p * PANEL + v * LANES);
-            if (add) sum = v_load(y + v * LANES) + sum;
-            v_store(y + v * LANES, sum);
-        }
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -414,7 +399,6 @@ const struct kernels KERNEL(kernels) = {
     .bf16_dots = BF16_DOTS,
     .activate = KERNEL(activate),
     .product = KERNEL(product),
-    .finish = finish,
     .rmsnorm = rmsnorm,
     .rope = rope,
     .silu_mul = silu_mul,

@@ -99,6 +99,22 @@ static inline int64_t activation_bytes(enum activation a, int64_t columns)
                                   : columns * 4;
 }
 
+/* What becomes of a product's sums. */
+enum finish {
+    STORE,
+    ADD,     /* to y */
+    SILU_MUL /* of panels that are gate and up in turn: silu(gate) * up */
+};
+
+/* y[token][row], rows of the product's panels one after another, the last of which may be more than
+ * there are. */
+struct output {
+    enum finish finish;
+    float *y;
+    int64_t stride, rows; /* floats from a token to the next; rows of y */
+    const float *bias;    /* [rows], added first; NULL: none. Not with SILU_MUL */
+};
+
 /* Keys of an attention chunk: partial results merge at its absolute multiples (numerics.md). */
 enum { ATTENTION_CHUNK = 256 };
 enum { ATTENTION_QUERIES = 8 }; /* that share the loading of a key, at most */
@@ -138,16 +154,12 @@ struct kernels {
     /* A row of activations in another form, not ACTIVATION_F32. */
     void (*activate)(enum activation form, const float *x, int64_t columns, void *out);
     /*
-     * y[p][t][0..16) = panel p x[t] for n_panels panels, `stride` bytes apart, and n tokens, whose
-     * rows lie x_stride bytes apart in the form of kernels_activation.
+     * n_panels panels, `stride` bytes apart, times n tokens, whose rows lie x_stride bytes apart in
+     * the form of kernels_activation.
      */
     void (*product)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
-                    int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y);
-
-    /* A token's sums of n_panels panels, `apart` floats apart, to y [n_panels, 16]: y = sums, or
-     * y += sums, to which bias [n_panels, 16] is added first if there is one. */
-    void (*finish)(const float *sums, int64_t apart, int64_t n_panels, const float *bias, bool add,
-                   float *y);
+                    int64_t columns, const void *x, int64_t x_stride, int64_t n,
+                    const struct output *out);
 
     void (*rmsnorm)(const float *x, const float *weight, int32_t n, float eps, float *out);
     void (*rope)(float *x, const float *row, int32_t head_dim);

@@ -31,7 +31,7 @@ static int64_t max_rows(const struct limits *l)
 
 /* A thread's own memory, in floats. */
 struct scratch {
-    float *rows; /* [RUN, tokens, 16]: what RUN panels give, or RUN / 2 pairs */
+    float *rows; /* [2, tokens, 16]: of panels of gate and up that are unlike */
     float *norm; /* [ALONE, columns] */
     char *forms; /* [ALONE, forms_bytes] */
 };
@@ -40,7 +40,7 @@ struct scratch {
 static void scratch_sizes(const struct shape *s, const struct limits *l, int64_t size[3])
 {
     int64_t widest = widest_input(s);
-    size[0] = RUN * max_rows(l) * PANEL;
+    size[0] = 2 * max_rows(l) * PANEL;
     size[1] = ALONE * widest;
     size[2] = (ALONE * forms_bytes(widest_input(s)) + 3) / 4;
 }
@@ -250,32 +250,6 @@ static void prepare_shared_row(const struct rows_work *w, int64_t i)
     prepare_row(w->product, i, w->b->norm + i * m->columns, w->b->forms + i * m->forms_bytes);
 }
 
-/* rows [n_panels][n, 16], of n tokens from t on: to the output's columns from `first` on, `valid`
- * of them. A token's stay together, as each token's lie in pages of their own. */
-static void finish_rows(const struct product *p, int64_t first, int64_t valid, int64_t t, int64_t n,
-                        const float *rows)
-{
-    const float *bias = p->bias ? p->bias->v + first : NULL;
-    float *y = p->y + t * p->y_stride + first;
-    bool add = p->finish == ADD;
-    int64_t whole = valid / PANEL, at = whole * PANEL;
-    for (int64_t i = 0; i < n; i++, rows += PANEL, y += p->y_stride) {
-        p->b->kernels->finish(rows, n * PANEL, whole, bias, add, y);
-        for (int64_t r = at; r < valid; r++) {
-            float sum = rows[at * n + r - at];
-            if (bias) sum += bias[r];
-            y[r] = add ? y[r] + sum : sum;
-        }
-    }
-}
-
-/* The rows that n panels of the segment have. */
-static int64_t rows_of_panels(const struct segment *s, int64_t panel, int64_t n)
-{
-    int64_t left = s->rows - panel * PANEL;
-    return left < n * PANEL ? left : n * PANEL;
-}
-
 /* Tokens that are computed together: their rows stay in a core's cache while RUN panels pass. */
 static int64_t token_block(const struct product *p, int64_t stride)
 {
@@ -285,29 +259,54 @@ static int64_t token_block(const struct product *p, int64_t stride)
     return n < p->n ? n : p->n;
 }
 
-/* y[panel][token]: n_panels panels, that one of the segment the first and `stride` bytes apart,
- * with n tokens from t on. */
-static void run_kernel(const struct product *p, const struct segment *s, int64_t panel,
+/* n_panels panels from `first` on, `stride` bytes apart, with n tokens from t on. */
+static void run_kernel(const struct product *p, const struct segment *s, int64_t first,
                        int64_t n_panels, int64_t stride, int64_t t, int64_t n,
-                       const struct inputs *in, float *y)
+                       const struct inputs *in, const struct output *out)
 {
-    p->b->kernels->product(s->pack, s->panels + panel * s->stride, n_panels, stride, p->w->columns,
-                           in->rows[s->form] + t * in->stride[s->form], in->stride[s->form], n, y);
+    p->b->kernels->product(s->pack, s->panels + first * s->stride, n_panels, stride, p->w->columns,
+                           in->rows[s->form] + t * in->stride[s->form], in->stride[s->form], n,
+                           out);
+}
+
+/* Where rows from `first` on, of which there are so many, go, of tokens from t on. */
+static struct output output_of(const struct product *p, int64_t first, int64_t rows, int64_t t)
+{
+    return (struct output){.finish = p->finish,
+                           .y = p->y + t * p->y_stride + first,
+                           .stride = p->y_stride,
+                           .rows = rows,
+                           .bias = p->bias ? p->bias->v + first : NULL};
 }
 
 static void product_panels(const struct product *p, const struct segment *s, int64_t begin,
-                           int64_t end, const struct inputs *in, const struct scratch *scratch)
+                           int64_t end, const struct inputs *in)
 {
     int64_t block = token_block(p, in->stride[s->form]), n, n_panels;
     for (int64_t panel = begin; panel < end; panel += n_panels) {
         n_panels = end - panel < RUN ? end - panel : RUN;
         for (int64_t t = 0; t < p->n; t += n) {
+            int64_t row = panel * PANEL;
+            struct output out = output_of(p, s->first_row + row, s->rows - row, t);
             n = p->n - t < block ? p->n - t : block;
-            run_kernel(p, s, panel, n_panels, s->stride, t, n, in, scratch->rows);
-            finish_rows(p, s->first_row + panel * PANEL, rows_of_panels(s, panel, n_panels), t, n,
-                        scratch->rows);
+            run_kernel(p, s, panel, n_panels, s->stride, t, n, in, &out);
         }
     }
+}
+
+/* A panel of gate and one of up that are of different types: each alone, then together. */
+static void silu_apart(const struct product *p, int64_t panel, int64_t t, int64_t n,
+                       const struct inputs *in, const struct output *out, float *rows)
+{
+    float *gates = rows, *ups = rows + n * PANEL;
+    int64_t n_rows = out->rows < PANEL ? out->rows : PANEL;
+    for (int i = 0; i < 2; i++) {
+        struct output alone = {.y = i ? ups : gates, .stride = PANEL, .rows = PANEL};
+        run_kernel(p, &p->w->segments[i], panel, 1, 0, t, n, in, &alone);
+    }
+    p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), gates);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(out->y + i * out->stride, gates + i * PANEL, (size_t)n_rows * sizeof(float));
 }
 
 /* Panels of gate and those of up beside them, to the activations that they give. */
@@ -315,24 +314,20 @@ static void silu_panels(const struct product *p, int64_t begin, int64_t end,
                         const struct inputs *in, const struct scratch *scratch)
 {
     const struct segment *gate = &p->w->segments[0], *up = &p->w->segments[1];
+    bool alike = gate->pack == up->pack;
     int64_t stride = in->stride[gate->form] > in->stride[up->form] ? in->stride[gate->form]
                                                                    : in->stride[up->form];
-    int64_t block = token_block(p, stride), n, n_panels;
-    int together = gate->pack == up->pack ? 2 : 1;
-    for (int64_t panel = begin; panel < end; panel += n_panels) {
-        n_panels = end - panel < RUN / 2 ? end - panel : RUN / 2;
+    int64_t block = token_block(p, stride), n, n_pairs;
+    for (int64_t panel = begin; panel < end; panel += n_pairs) {
+        n_pairs = !alike ? 1 : end - panel < RUN / 2 ? end - panel : RUN / 2;
         for (int64_t t = 0; t < p->n; t += n) {
+            int64_t row = panel * PANEL;
+            struct output out = output_of(p, row, gate->rows - row, t);
             n = p->n - t < block ? p->n - t : block;
-            for (int64_t i = 0; i < n_panels; i++) {
-                float *out = scratch->rows + i * n * PANEL, *gates = out + i * n * PANEL,
-                      *ups = gates + n * PANEL; /* the last ones' are not needed any more */
-                run_kernel(p, gate, panel + i, together, up->panels - gate->panels, t, n, in,
-                           gates);
-                if (together == 1) run_kernel(p, up, panel + i, 1, 0, t, n, in, ups);
-                p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), out);
-            }
-            finish_rows(p, panel * PANEL, rows_of_panels(gate, panel, n_panels), t, n,
-                        scratch->rows);
+            if (alike)
+                run_kernel(p, gate, panel, 2 * n_pairs, gate->stride / 2, t, n, in, &out);
+            else
+                silu_apart(p, panel, t, n, in, &out, scratch->rows);
         }
     }
 }
@@ -359,7 +354,7 @@ static void product_share(void *arg, int thread, int n_threads)
         const struct segment *s = &p->w->segments[i];
         int64_t from = begin > first ? begin - first : 0,
                 to = end - first < s->n_panels ? end - first : s->n_panels;
-        if (from < to) product_panels(p, s, from, to, &in, &scratch);
+        if (from < to) product_panels(p, s, from, to, &in);
     }
 }
 

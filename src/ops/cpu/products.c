@@ -5,6 +5,8 @@
  */
 #include "ops/cpu/products.h"
 
+#include <string.h>
+
 #include "ops/cpu/dots.h"
 #include "ops/cpu/rows.h"
 
@@ -38,6 +40,84 @@ INLINE void ask(int tile, const void *weights, int64_t size)
     if (tile == 1 && BF16_DOTS) return;
 #pragma GCC unroll 12
     for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
+}
+
+/* Where several tiles pass over a panel, the one after is asked for at their pace: each asks for its
+ * part of it. */
+struct ahead {
+    const uint8_t *at;
+    int64_t pace; /* bytes a step */
+};
+
+INLINE struct ahead ahead_of(const uint8_t *panel, int64_t bytes_, int64_t steps, int64_t tile,
+                             int64_t n_tiles)
+{
+    if (n_tiles < 2) return (struct ahead){0};
+    int64_t pace = bytes_ / steps / n_tiles;
+    return (struct ahead){panel + tile * pace * steps, pace};
+}
+
+INLINE void ask_ahead(struct ahead *a)
+{
+    __builtin_prefetch(a->at);
+    a->at += a->pace;
+}
+
+/* ---- where sums go --------------------------------------------------------------------------- */
+
+INLINE void end_panel(enum finish finish, const float *sums, const float *up, const float *bias,
+                      float *y)
+{
+    for (int v = 0; v < VECS; v++) {
+        vec sum = v_load(sums + v * LANES);
+        if (finish == SILU_MUL) sum = v_silu_mul(sum, v_load(up + v * LANES));
+        if (bias) sum = sum + v_load(bias + v * LANES);
+        if (finish == ADD) sum = v_load(y + v * LANES) + sum;
+        v_store(y + v * LANES, sum);
+    }
+}
+
+/* As end_panel, of a panel that has fewer rows. */
+static void end_last_panel(enum finish finish, const float *sums, const float *up,
+                           const float *bias, float *y, int64_t rows)
+{
+    float all_bias[PANEL] = {0}, all_y[PANEL] = {0};
+    size_t size = (size_t)rows * sizeof(float);
+    if (bias) memcpy(all_bias, bias, size);
+    memcpy(all_y, y, size);
+    end_panel(finish, sums, up, bias ? all_bias : NULL, all_y);
+    memcpy(y, all_y, size);
+}
+
+/* Asks for what end_tile will write, while the tile is computed. */
+INLINE void begin_tile(const struct output *out, int64_t panel, int n_panels, int64_t token,
+                       int tile)
+{
+    int apart = out->finish == SILU_MUL ? 2 : 1;
+    const float *y = out->y + token * out->stride + panel / apart * PANEL;
+    for (int t = 0; t < tile; t++, y += out->stride)
+        for (int p = 0; p < n_panels; p += apart) __builtin_prefetch(y + p * PANEL, 1);
+}
+
+/* The sums of a tile, [n_panels][tile][16], of panels and tokens from these on. Not in line: there
+ * are many kinds of tiles. */
+__attribute__((noinline)) static void end_tile(const struct output *out, int64_t panel,
+                                               int n_panels, int64_t token, int tile,
+                                               const float *sums)
+{
+    int apart = out->finish == SILU_MUL ? 2 : 1; /* panels of 16 rows of y */
+    for (int p = 0; p < n_panels; p += apart, sums += apart * tile * PANEL) {
+        int64_t row = (panel + p) / apart * PANEL, rows = out->rows - row;
+        const float *bias = out->bias ? out->bias + row : NULL;
+        float *y = out->y + token * out->stride + row;
+        for (int t = 0; t < tile; t++, y += out->stride) {
+            const float *sum = sums + t * PANEL, *up = sum + tile * PANEL;
+            if (rows >= PANEL)
+                end_panel(out->finish, sum, up, bias, y);
+            else
+                end_last_panel(out->finish, sum, up, bias, y, rows);
+        }
+    }
 }
 
 /* ---- quantized weights ----------------------------------------------------------------------- */
@@ -240,24 +320,44 @@ INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *
         for (int v = 0; v < VECS; v++) v_store(y + t * PANEL + v * LANES, acc[t][v]);
 }
 
-INLINE void quantized_panel(enum pack pack, const uint8_t *panel, int64_t columns, const void *x,
-                            int64_t x_stride, int64_t n, float *y)
+/* A tile of tokens times one panel or two; the rows of tokens stay in the nearest cache. */
+INLINE void quantized_tiles(enum pack pack, int n_panels, int tile, bool fresh,
+                            const uint8_t *panels, int64_t stride, int64_t columns, const char *x,
+                            int64_t x_stride, float *sums)
 {
-    const char *row = x;
-    bool fresh = true; /* not in the cache yet */
-    for (; n >= WIDE; n -= WIDE, row += WIDE * x_stride, y += WIDE * PANEL, fresh = false)
-        quantized_tile(pack, WIDE, fresh, panel, columns, row, x_stride, y);
-    for (; n >= MIDDLE; n -= MIDDLE, row += MIDDLE * x_stride, y += MIDDLE * PANEL, fresh = false)
-        quantized_tile(pack, MIDDLE, fresh, panel, columns, row, x_stride, y);
-    for (; n > 0; n--, row += x_stride, y += PANEL, fresh = false)
-        quantized_tile(pack, 1, fresh, panel, columns, row, x_stride, y);
+    for (int p = 0; p < n_panels; p++)
+        quantized_tile(pack, tile, fresh, panels + p * stride, columns, x, x_stride,
+                       sums + p * tile * PANEL);
+}
+
+INLINE void quantized_panels(enum pack pack, int n_panels, const uint8_t *panels, int64_t stride,
+                             int64_t columns, const char *x, int64_t x_stride, int64_t n,
+                             int64_t panel, const struct output *out)
+{
+    float sums[TWO * WIDE * PANEL];
+    for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
+        bool fresh = t == 0; /* not in the cache yet */
+        tile = n - t >= WIDE ? WIDE : n - t >= MIDDLE ? MIDDLE : 1;
+        begin_tile(out, panel, n_panels, t, (int)tile);
+        if (tile == WIDE)
+            quantized_tiles(pack, n_panels, WIDE, fresh, panels, stride, columns, x, x_stride,
+                            sums);
+        else if (tile == MIDDLE)
+            quantized_tiles(pack, n_panels, MIDDLE, fresh, panels, stride, columns, x, x_stride,
+                            sums);
+        else
+            quantized_tiles(pack, n_panels, 1, fresh, panels, stride, columns, x, x_stride, sums);
+        end_tile(out, panel, n_panels, t, (int)tile, sums);
+    }
 }
 
 INLINE void quantized(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_t stride,
-                      int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y)
+                      int64_t columns, const void *x, int64_t x_stride, int64_t n,
+                      const struct output *out)
 {
-    for (int64_t p = 0; p < n_panels; p++)
-        quantized_panel(pack, panels + p * stride, columns, x, x_stride, n, y + p * n * PANEL);
+    for (int64_t p = 0; p < n_panels; p += TWO)
+        quantized_panels(pack, p + TWO <= n_panels ? TWO : 1, panels + p * stride, stride, columns,
+                         x, x_stride, n, p, out);
 }
 
 /* ---- other weights --------------------------------------------------------------------------- */
@@ -307,8 +407,8 @@ INLINE void plain_column(enum pack pack, int n_panels, int tile, const uint8_t *
 /* n_panels * tile * VECS independent chains: enough of them hide the latency of a multiply-add.
  * Weights become fp32 on the way, beside the arithmetic. */
 INLINE void plain_tile(enum pack pack, int n_panels, int tile, bool fresh, const uint8_t *panels,
-                       int64_t stride, int64_t columns, const char *x, int64_t x_stride, float *y,
-                       int64_t y_stride)
+                       int64_t stride, int64_t columns, const char *x, int64_t x_stride,
+                       float *sums)
 {
     const int PAIR_BYTES = pack == PACK_F32 ? 2 * QUAD : QUAD;
     for (int64_t first = 0, end; first < columns; first = end) {
@@ -330,42 +430,48 @@ INLINE void plain_tile(enum pack pack, int n_panels, int tile, bool fresh, const
         for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 12
             for (int t = 0; t < tile; t++)
-                end_segment(first, y + p * y_stride + t * PANEL, acc[p][t]);
+                end_segment(first, sums + (p * tile + t) * PANEL, acc[p][t]);
     }
 }
 
 INLINE void plain_panels(enum pack pack, int n_panels, const uint8_t *panels, int64_t stride,
-                         int64_t columns, const char *x, int64_t x_stride, int64_t n, float *y)
+                         int64_t columns, const char *x, int64_t x_stride, int64_t n, int64_t panel,
+                         const struct output *out)
 {
-    int64_t y_stride = n * PANEL;
-    bool fresh = true;
-    for (; n >= PLAIN; n -= PLAIN, x += PLAIN * x_stride, y += PLAIN * PANEL, fresh = false)
-        for (int p = 0; p < n_panels; p += PLAIN_PANELS)
-            plain_tile(pack, n_panels < PLAIN_PANELS ? n_panels : PLAIN_PANELS, PLAIN, fresh,
-                       panels + p * stride, stride, columns, x, x_stride, y + p * y_stride,
-                       y_stride);
-    for (; n >= SMALL; n -= SMALL, x += SMALL * x_stride, y += SMALL * PANEL, fresh = false)
-        plain_tile(pack, n_panels, SMALL, fresh, panels, stride, columns, x, x_stride, y, y_stride);
-    for (; n > 0; n--, x += x_stride, y += PANEL, fresh = false)
-        plain_tile(pack, n_panels, 1, fresh, panels, stride, columns, x, x_stride, y, y_stride);
+    float sums[TWO * PLAIN * PANEL];
+    for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
+        bool fresh = t == 0;
+        tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
+        begin_tile(out, panel, n_panels, t, (int)tile);
+        if (tile == PLAIN)
+            for (int p = 0; p < n_panels; p += PLAIN_PANELS)
+                plain_tile(pack, n_panels < PLAIN_PANELS ? n_panels : PLAIN_PANELS, PLAIN, fresh,
+                           panels + p * stride, stride, columns, x, x_stride,
+                           sums + p * PLAIN * PANEL);
+        else if (tile == SMALL)
+            plain_tile(pack, n_panels, SMALL, fresh, panels, stride, columns, x, x_stride, sums);
+        else
+            plain_tile(pack, n_panels, 1, fresh, panels, stride, columns, x, x_stride, sums);
+        end_tile(out, panel, n_panels, t, (int)tile, sums);
+    }
 }
 
 INLINE void plain(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_t stride,
-                  int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y)
+                  int64_t columns, const void *x, int64_t x_stride, int64_t n,
+                  const struct output *out)
 {
     int64_t p = 0;
     for (; p + TWO <= n_panels; p += TWO)
-        plain_panels(pack, TWO, panels + p * stride, stride, columns, x, x_stride, n,
-                     y + p * n * PANEL);
+        plain_panels(pack, TWO, panels + p * stride, stride, columns, x, x_stride, n, p, out);
     if (p < n_panels)
-        plain_panels(pack, 1, panels + p * stride, stride, columns, x, x_stride, n,
-                     y + p * n * PANEL);
+        plain_panels(pack, 1, panels + p * stride, stride, columns, x, x_stride, n, p, out);
 }
 
 #if defined(__AVX512BF16__)
 /* Pairs of columns at a time, both in bf16. */
 INLINE void bf16_tile(int n_panels, int tile, bool fresh, const uint8_t *panels, int64_t stride,
-                      int64_t pairs, const char *x, int64_t x_stride, float *y, int64_t y_stride)
+                      int64_t pairs, const char *x, int64_t x_stride, float *sums,
+                      struct ahead ahead)
 {
     enum { PAIRS = SEGMENT / 2 };
     struct rows rows = rows_of(tile, x, x_stride);
@@ -384,47 +490,57 @@ INLINE void bf16_tile(int n_panels, int tile, bool fresh, const uint8_t *panels,
                 for (int t = 0; t < tile; t++)
                     acc[p][t][0] = BF16_DOT(acc[p][t][0], w, row_of(&rows, t));
             }
+            if (tile == PLAIN) ask_ahead(&ahead);
             next_rows(tile, &rows, 4);
         }
         for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 12
             for (int t = 0; t < tile; t++)
-                end_segment(first, y + p * y_stride + t * PANEL, acc[p][t]);
+                end_segment(first, sums + (p * tile + t) * PANEL, acc[p][t]);
     }
 }
 
 /* As plain_panels, but twelve tokens hide a dot product's latency by themselves, and one waits for
  * memory, which gives a single stream sooner. */
 INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int64_t pairs,
-                        const char *x, int64_t x_stride, int64_t n, float *y)
+                        const char *x, int64_t x_stride, int64_t n, int64_t panel,
+                        const struct output *out)
 {
-    int64_t y_stride = n * PANEL;
-    bool fresh = true;
-    for (; n >= PLAIN; n -= PLAIN, x += PLAIN * x_stride, y += PLAIN * PANEL, fresh = false)
-        for (int p = 0; p < n_panels; p++)
-            bf16_tile(1, PLAIN, fresh, panels + p * stride, stride, pairs, x, x_stride,
-                      y + p * y_stride, y_stride);
-    for (; n >= SMALL; n -= SMALL, x += SMALL * x_stride, y += SMALL * PANEL, fresh = false)
-        bf16_tile(n_panels, SMALL, fresh, panels, stride, pairs, x, x_stride, y, y_stride);
-    for (; n > 0; n--, x += x_stride, y += PANEL, fresh = false)
-        for (int p = 0; p < n_panels; p++)
-            bf16_tile(1, 1, fresh, panels + p * stride, stride, pairs, x, x_stride,
-                      y + p * y_stride, y_stride);
+    const struct ahead nothing = {0};
+    float sums[TWO * PLAIN * PANEL];
+    for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
+        bool fresh = t == 0;
+        tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
+        begin_tile(out, panel, n_panels, t, (int)tile);
+        if (tile == PLAIN)
+            for (int p = 0; p < n_panels; p++)
+                bf16_tile(1, PLAIN, fresh, panels + p * stride, stride, pairs, x, x_stride,
+                          sums + p * PLAIN * PANEL,
+                          ahead_of(panels + (n_panels + p) * stride, pairs * QUAD, pairs, t / PLAIN,
+                                   n / PLAIN));
+        else if (tile == SMALL)
+            bf16_tile(n_panels, SMALL, fresh, panels, stride, pairs, x, x_stride, sums, nothing);
+        else
+            for (int p = 0; p < n_panels; p++)
+                bf16_tile(1, 1, fresh, panels + p * stride, stride, pairs, x, x_stride,
+                          sums + p * PANEL, nothing);
+        end_tile(out, panel, n_panels, t, (int)tile, sums);
+    }
 }
 #endif
 
 INLINE void bf16(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_t stride,
-                 int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y)
+                 int64_t columns, const void *x, int64_t x_stride, int64_t n,
+                 const struct output *out)
 {
 #if defined(__AVX512BF16__)
     (void)pack;
     int64_t pairs = (columns + 1) / 2, p = 0;
     for (; p + TWO <= n_panels; p += TWO)
-        bf16_panels(TWO, panels + p * stride, stride, pairs, x, x_stride, n, y + p * n * PANEL);
-    if (p < n_panels)
-        bf16_panels(1, panels + p * stride, stride, pairs, x, x_stride, n, y + p * n * PANEL);
+        bf16_panels(TWO, panels + p * stride, stride, pairs, x, x_stride, n, p, out);
+    if (p < n_panels) bf16_panels(1, panels + p * stride, stride, pairs, x, x_stride, n, p, out);
 #else
-    plain(pack, panels, n_panels, stride, columns, x, x_stride, n, y);
+    plain(pack, panels, n_panels, stride, columns, x, x_stride, n, out);
 #endif
 }
 
@@ -447,18 +563,19 @@ INLINE void bf16(enum pack pack, const uint8_t *panels, int64_t n_panels, int64_
 #define FUNCTION(pack, kind)                                                                  \
     __attribute__((noinline)) static void product_##pack(                                     \
         const void *panels, int64_t n_panels, int64_t stride, int64_t columns, const void *x, \
-        int64_t x_stride, int64_t n, float *y)                                                \
+        int64_t x_stride, int64_t n, const struct output *out)                                \
     {                                                                                         \
-        kind(pack, panels, n_panels, stride, columns, x, x_stride, n, y);                     \
+        kind(pack, panels, n_panels, stride, columns, x, x_stride, n, out);                   \
     }
 EACH_PACK(FUNCTION)
 
 void KERNEL(product)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
-                     int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y)
+                     int64_t columns, const void *x, int64_t x_stride, int64_t n,
+                     const struct output *out)
 {
     switch (pack) {
 #define CASE(pack, kind) \
-    case pack: product_##pack(panels, n_panels, stride, columns, x, x_stride, n, y); return;
+    case pack: product_##pack(panels, n_panels, stride, columns, x, x_stride, n, out); return;
         EACH_PACK(CASE)
     }
 }

@@ -12,6 +12,7 @@ enum { BF16_DOTS = false };
 
 void KERNEL(activate)(enum activation form, const float *x, int64_t columns, void *out);
 void KERNEL(product)(enum pack pack, const void *panels, int64_t n_panels, int64_t stride,
-                     int64_t columns, const void *x, int64_t x_stride, int64_t n, float *y);
+                     int64_t columns, const void *x, int64_t x_stride, int64_t n,
+                     const struct output *out);
 
 #endif

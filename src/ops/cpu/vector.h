@@ -375,4 +375,9 @@ INLINE vec v_exp(vec x)
     return p * v_power_of_2(n);
 }
 
+INLINE vec v_silu_mul(vec gate, vec up)
+{
+    return gate / (v_set(1) + v_exp(v_set(0) - gate)) * up;
+}
+
 #endif
