@@ -149,6 +149,15 @@ static struct activations new_activations(const struct kernels *k, const struct 
     return a;
 }
 
+/* y[n][n_panels * 16] of some of the panels and the first n rows. */
+static void multiply(const struct kernels *k, const struct panel *p, int first, int n_panels,
+                     const char *rows, int64_t row_bytes, int64_t n, float *y)
+{
+    struct output out = {.y = y, .stride = n_panels * PANEL, .rows = n_panels * PANEL};
+    k->product(p->pack, p->data + first * p->stride, n_panels, p->stride, p->columns, rows,
+               row_bytes, n, &out);
+}
+
 /* One token, any number of tokens, any number of panels: the same bits; and the exact product of
  * weights and activations but for the rounding of its own sums. */
 static void check_products(enum dtype dtype, enum filling filling)
@@ -159,16 +168,14 @@ static void check_products(enum dtype dtype, enum filling filling)
         const struct kernels *k = usable[i];
         struct activations a = new_activations(k, &p, filling == RANDOM);
         for (int panel = 0; panel < 3; panel++)
-            k->product(p.pack, p.data + panel * p.stride, 1, p.stride, p.columns, a.rows, a.stride,
-                       TOKENS, many[panel]);
+            multiply(k, &p, panel, 1, a.rows, a.stride, TOKENS, many[panel]);
         for (int n = 1; n < TOKENS; n++) {
-            k->product(p.pack, p.data, 3, p.stride, p.columns, a.rows, a.stride, n, few);
-            for (int panel = 0; panel < 3; panel++)
-                assert_memory_equal(few + panel * n * PANEL, many[panel], (size_t)n * PANEL * 4);
+            multiply(k, &p, 0, 3, a.rows, a.stride, n, few);
+            for (int at = 0; at < 3 * n; at++)
+                assert_memory_equal(few + at * PANEL, many[at % 3] + at / 3 * PANEL, PANEL * 4);
         }
         for (int t = 0; t < TOKENS; t++) {
-            k->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows + t * a.stride, a.stride, 1,
-                       few);
+            multiply(k, &p, 0, 1, a.rows + t * a.stride, a.stride, 1, few);
             assert_memory_equal(few, many[0] + t * PANEL, PANEL * 4);
             for (int r = 0; r < PANEL; r++) {
                 double sum = 0, size = 0; /* worst case: K u sum |a b| */
@@ -205,6 +212,66 @@ static void products_at_their_limits(void **state)
         for (size_t i = 0; i < 3 && dtype_block(dtype) > 1; i++) check_products(dtype, fillings[i]);
 }
 
+/* What becomes of sums, in each kind of loop and with each size of a tile: the same arithmetic as
+ * on the sums alone, and no row touched beyond those that there are. */
+static void check_ends(const struct kernels *k, enum dtype dtype, int n)
+{
+    enum { PANELS = 4, WIDE = PANELS * PANEL, SOME = WIDE - 3, HALF = WIDE / 2 - 5 };
+    struct panel p = new_panel(dtype, RANDOM);
+    struct activations a = new_activations(k, &p, true);
+    char *data = malloc((size_t)(PANELS * p.stride));
+    for (int i = 0; i < PANELS; i++)
+        memcpy(data + i * p.stride, p.data + i % 3 * p.stride, (size_t)p.stride);
+    static float sums[TOKENS * WIDE], y[TOKENS * WIDE], bias[WIDE], gate[WIDE / 2], up[WIDE / 2];
+    static uint16_t y_bf16[TOKENS * WIDE];
+    struct output out = {.y = sums, .stride = WIDE, .rows = WIDE};
+    k->product(p.pack, data, PANELS, p.stride, p.columns, a.rows, a.stride, n, &out);
+    for (int r = 0; r < WIDE; r++) bias[r] = r < SOME ? uniform((uint64_t)r) : NAN;
+    for (int kind = 0; kind < 4; kind++) { /* stored or added, without bias or with it */
+        bool add = kind & 1, biased = kind & 2;
+        for (int i = 0; i < n * WIDE; i++) y[i] = uniform((uint64_t)i + 77);
+        out = (struct output){.finish = add ? ADD : STORE,
+                              .y = y,
+                              .stride = WIDE,
+                              .rows = SOME,
+                              .bias = biased ? bias : NULL};
+        k->product(p.pack, data, PANELS, p.stride, p.columns, a.rows, a.stride, n, &out);
+        for (int i = 0; i < n * WIDE; i++) {
+            float want = uniform((uint64_t)i + 77), sum = sums[i];
+            if (biased) sum += bias[i % WIDE];
+            if (i % WIDE < SOME) want = add ? want + sum : sum;
+            assert_memory_equal(&y[i], &want, sizeof want);
+        }
+    }
+    for (int i = 0; i < n * WIDE; i++) y[i] = 7, y_bf16[i] = 7;
+    out = (struct output){.finish = SILU_MUL, .y = y, .stride = WIDE, .rows = HALF};
+    k->product(p.pack, data, PANELS, p.stride, p.columns, a.rows, a.stride, n, &out);
+    out.y = NULL, out.y_bf16 = y_bf16;
+    k->product(p.pack, data, PANELS, p.stride, p.columns, a.rows, a.stride, n, &out);
+    for (int t = 0; t < n; t++) {
+        for (int r = 0; r < WIDE / 2; r++) {
+            int at = t * WIDE + r / PANEL * 2 * PANEL + r % PANEL;
+            gate[r] = sums[at], up[r] = sums[at + PANEL];
+        }
+        k->silu_mul(gate, up, WIDE / 2, gate);
+        for (int r = 0; r < WIDE; r++) {
+            float want = r < HALF ? gate[r] : 7;
+            uint16_t rounded = r < HALF ? bf16_from_f32(gate[r]) : 7;
+            assert_memory_equal(&y[t * WIDE + r], &want, sizeof want);
+            assert_int_equal(y_bf16[t * WIDE + r], rounded);
+        }
+    }
+    free(data), free(p.data), free(p.values), free(a.rows), free(a.values);
+}
+
+static void products_end_as_they_should(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_usable; i++)
+        for (enum dtype dtype = 0; dtype < DTYPE_COUNT; dtype++)
+            for (int n = 1; n <= TOKENS; n += n < 6 ? 1 : 5) check_ends(usable[i], dtype, n);
+}
+
 /* A row of zeros with a one in a column. */
 static void unit_row(enum activation form, int64_t columns, int64_t c, char *row)
 {
@@ -231,8 +298,7 @@ static void packed_weights_are_exact(void **state)
             enum activation form = kernels_activation(usable[i], p.pack);
             for (int64_t c = 0; c < p.columns; c++) {
                 unit_row(form, p.columns, c, row);
-                usable[i]->product(p.pack, p.data, 1, p.bytes, p.columns, row,
-                                   activation_bytes(form, p.columns), 1, got);
+                multiply(usable[i], &p, 0, 1, row, activation_bytes(form, p.columns), 1, got);
                 for (int r = 0; r < PANEL; r++)
                     if ((double)got[r] != p.values[r * p.columns + c])
                         fail_msg("%s %s row %d column %lld: %.9g, expected %.9g", usable[i]->name,
@@ -256,8 +322,7 @@ static void sets_agree_with_quantized_weights(void **state)
         for (int i = 0; i < n_usable; i++) {
             if (i > 0 && strcmp(usable[i]->name, "generic") == 0) continue;
             struct activations a = new_activations(usable[i], &p, true);
-            usable[i]->product(p.pack, p.data, 1, p.bytes, p.columns, a.rows, a.stride, TOKENS,
-                               i ? other : first);
+            multiply(usable[i], &p, 0, 1, a.rows, a.stride, TOKENS, i ? other : first);
             if (i) assert_memory_equal(first, other, sizeof first);
             free(a.rows), free(a.values);
         }
@@ -526,6 +591,7 @@ int main(void)
         cmocka_unit_test(packed_weights_are_exact),
         cmocka_unit_test(product_does_not_depend_on_tokens),
         cmocka_unit_test(products_at_their_limits),
+        cmocka_unit_test(products_end_as_they_should),
         cmocka_unit_test(sets_agree_with_quantized_weights),
         cmocka_unit_test(quantized_rows_at_their_limits),
         cmocka_unit_test(rows_agree_with_plain),

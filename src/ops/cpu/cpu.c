@@ -142,7 +142,7 @@ static void rows_share(void *arg, int thread, int n_threads)
     const struct rows_work *work = arg;
     int64_t begin, end;
     pool_share(work->n, 1, thread, n_threads, &begin, &end);
-    for (int64_t i = begin; i < end; i++) work->row(work, i);
+    for (int64_t i = begin; i < end; i++) work->row(work, i, thread);
 }
 
 void cpu_for_rows(struct rows_work *work)
@@ -153,8 +153,9 @@ void cpu_for_rows(struct rows_work *work)
         pool_run(work->b->pool, rows_share, work);
 }
 
-static void store_row(const struct rows_work *w, int64_t t)
+static void store_row(const struct rows_work *w, int64_t t, int thread)
 {
+    (void)thread;
     struct backend *b = w->b;
     const struct shape *s = &b->shape;
     int32_t head_dim = s->head_dim, heads = s->n_heads + s->n_kv_heads;
@@ -169,8 +170,9 @@ static void store_row(const struct rows_work *w, int64_t t)
     cpu_store_kv(b, w->layer, w->s->slot_mapping[t], k, k + s->n_kv_heads * head_dim);
 }
 
-static void embed_row(const struct rows_work *w, int64_t t)
+static void embed_row(const struct rows_work *w, int64_t t, int thread)
 {
+    (void)thread;
     struct backend *b = w->b;
     const struct matrix_part *e = w->embedding;
     int64_t row_bytes = dtype_bytes(e->dtype, e->columns);
@@ -220,12 +222,16 @@ static void cpu_o_proj(struct backend *b, const struct step *s, const struct lay
 
 static void cpu_gate_up(struct backend *b, const struct step *s, const struct layer *w)
 {
+    const bool *wants = w->down->wants;
+    b->act_in_bf16 = wants[ACTIVATION_BF16] && !wants[ACTIVATION_I8] && !wants[ACTIVATION_F32] &&
+                     b->shape.intermediate % 2 == 0;
     cpu_product(&(struct product){.b = b,
                                   .w = w->gate_up,
                                   .x = b->x,
                                   .n = s->n_tokens,
                                   .norm = w->post_norm,
                                   .y = b->act,
+                                  .y_bf16 = b->act_in_bf16 ? (uint16_t *)b->act : NULL,
                                   .y_stride = b->shape.intermediate,
                                   .finish = SILU_MUL});
 }
@@ -235,6 +241,7 @@ static void cpu_down(struct backend *b, const struct step *s, const struct layer
     cpu_product(&(struct product){.b = b,
                                   .w = w->down,
                                   .x = b->act,
+                                  .x_bf16 = b->act_in_bf16 ? (const uint16_t *)b->act : NULL,
                                   .n = s->n_tokens,
                                   .y = b->x,
                                   .y_stride = b->shape.hidden,
@@ -278,6 +285,11 @@ static void cpu_read_buffer(struct backend *b, enum buffer which, int32_t row, f
                 [BUFFER_ATTN] = {b->attn, q, q},
                 [BUFFER_ACT] = {b->act, s->intermediate, s->intermediate},
                 [BUFFER_LOGITS] = {b->logits, s->vocab, s->vocab}};
+    if (which == BUFFER_ACT && b->act_in_bf16) {
+        const uint16_t *act = (const uint16_t *)b->act + (int64_t)row * s->intermediate;
+        for (int32_t i = 0; i < s->intermediate; i++) out[i] = f32_from_bf16(act[i]);
+        return;
+    }
     memcpy(out, from[which].data + row * from[which].stride,
            (size_t)from[which].width * sizeof(float));
 }

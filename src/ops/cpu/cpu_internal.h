@@ -54,8 +54,9 @@ struct backend {
     char *cache;        /* cache.c */
     size_t cache_bytes;
     float *x, *norm, *qkv, *attn, *act, *logits; /* rows of the step; qkv holds q, k, v */
-    float *parts; /* of chunks of attention, merged later (attention.c) */
-    char *forms;  /* rows of a product's input in the forms that it wants */
+    bool act_in_bf16; /* its rows are rounded already, as the layer's down wants them */
+    float *parts;     /* of chunks of attention, merged later (attention.c) */
+    char *forms;      /* rows of a product's input in the forms that it wants */
     float *buffers;
     size_t buffer_bytes;
     const float *rope; /* the step's rows */
@@ -79,7 +80,7 @@ struct rows_work {
     const struct product *product;
     int32_t layer;
     int64_t n;
-    void (*row)(const struct rows_work *, int64_t i);
+    void (*row)(const struct rows_work *, int64_t i, int thread);
 };
 
 void cpu_for_rows(struct rows_work *work);
@@ -89,12 +90,14 @@ void cpu_for_rows(struct rows_work *work);
 struct product {
     struct backend *b;
     const struct matrix *w;
-    const float *x; /* rows of the matrix's columns */
+    const float *x;         /* rows of the matrix's columns */
+    const uint16_t *x_bf16; /* in place of x, where w wants nothing else; NULL: x */
     int64_t n;
     const struct vector *norm; /* NULL: none */
     const int32_t *row_of;     /* row i is x's row_of[i]; NULL: row i */
     const struct vector *bias;
     float *y;
+    uint16_t *y_bf16; /* in place of y; NULL: y */
     int64_t y_stride;
     enum finish finish;
 };

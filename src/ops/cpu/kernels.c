@@ -11,14 +11,14 @@
 
 /* ---- row operations -------------------------------------------------------------------------- */
 
-/* Sum of 16 partial sums in a fixed order. */
+/* Sum of 16 partial sums by halves: those of each half of them first. */
 INLINE float sum_lanes(const vec acc[VECS])
 {
-    float lane[PANEL];
-    for (int v = 0; v < VECS; v++) v_store(lane + v * LANES, acc[v]);
-    for (int width = PANEL / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) lane[i] += lane[i + width];
-    return lane[0];
+    vec sum[VECS];
+    for (int v = 0; v < VECS; v++) sum[v] = acc[v];
+    for (int half = VECS / 2; half > 0; half /= 2)
+        for (int v = 0; v < half; v++) sum[v] = sum[v] + sum[v + half];
+    return v_sum(sum[0]);
 }
 
 static void rmsnorm(const float *x, const float *weight, int32_t n, float eps, float *out)
@@ -241,29 +241,21 @@ static void scale_weights(float *weights, int32_t n, const struct tile *t, const
     }
 }
 
-/* Scales n scores in place. Returns their maximum; *probe is 0, or NaN if one is not finite. */
+/* Scales n scores in place, their padding like the first of them. Returns their maximum; *probe is
+ * 0, or NaN if one is not finite. */
 static float scale_scores(float *scores, int32_t n, float scale, float *probe)
 {
-    float lane[LANES], largest = -INFINITY;
+    int32_t padded = (n + PANEL - 1) / PANEL * PANEL;
     vec max = v_set(-INFINITY), sum = v_set(0);
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
+    for (int32_t i = n; i < padded; i++) scores[i] = scores[0];
+    for (int32_t i = 0; i < padded; i += LANES) {
         vec s = v_load(scores + i) * v_set(scale);
         max = v_max(max, s);
         sum = sum + (s - s);
         v_store(scores + i, s);
     }
-    v_store(lane, max);
-    for (int l = 0; l < LANES; l++) largest = lane[l] > largest ? lane[l] : largest;
-    v_store(lane, sum);
-    *probe = 0;
-    for (int l = 0; l < LANES; l++) *probe += lane[l];
-    for (; i < n; i++) {
-        scores[i] *= scale;
-        largest = scores[i] > largest ? scores[i] : largest;
-        *probe += scores[i] - scores[i];
-    }
-    return largest;
+    *probe = v_sum(sum);
+    return v_largest(max);
 }
 
 /* scores -> exp(score - max) in place, zeros in the padding; returns their sum. */
@@ -272,11 +264,16 @@ static float softmax_terms(float *scores, int32_t n, float max)
     int32_t padded = (n + PANEL - 1) / PANEL * PANEL;
     vec acc[VECS];
     for (int v = 0; v < VECS; v++) acc[v] = v_set(0);
-    for (int32_t i = 0; i < padded; i += LANES)
-        v_store(scores + i, v_exp(v_load(scores + i) - v_set(max)));
-    for (int32_t i = n; i < padded; i++) scores[i] = 0;
     for (int32_t i = 0; i < padded; i += PANEL)
-        for (int v = 0; v < VECS; v++) acc[v] = acc[v] + v_load(scores + i + v * LANES);
+        for (int v = 0; v < VECS; v++) {
+            float *at = scores + i + v * LANES;
+            vec term = v_exp(v_load(at) - v_set(max));
+            v_store(at, term);
+            if (i + PANEL <= n) acc[v] = acc[v] + term;
+        }
+    if (n == padded) return sum_lanes(acc);
+    for (int32_t i = n; i < padded; i++) scores[i] = 0;
+    for (int v = 0; v < VECS; v++) acc[v] = acc[v] + v_load(scores + padded - PANEL + v * LANES);
     return sum_lanes(acc);
 }
 
@@ -312,8 +309,15 @@ INLINE void attend_chunk_of(bool int8, const struct tile *t, const struct kv_hea
     }
 }
 
+/* A tile's queries to where it has them. */
+static void gather_queries(const struct query *queries, int32_t n, int32_t head_dim, float *scratch)
+{
+    for (int i = 0; i < n; i++)
+        memcpy(scratch + i * head_dim, queries[i].q, (size_t)head_dim * sizeof(float));
+}
+
 /* The chunk that begins at key `first`, of the queries that have keys there; which of the n is the
- * first such. */
+ * first such. The queries are gathered. */
 static int32_t chunk_parts(const struct query *queries, int32_t n, const struct kv_head *kv,
                            const int32_t *block_table, int32_t head_dim, int32_t first,
                            float *const parts[], float *scratch)
@@ -324,11 +328,10 @@ static int32_t chunk_parts(const struct query *queries, int32_t n, const struct 
     while (queries[begin].n_keys <= first) begin++;
     struct tile t = {.n_queries = n - begin,
                      .head_dim = head_dim,
-                     .q = scratch,
+                     .q = scratch + begin * head_dim,
                      .scores = scratch + QUERIES * head_dim};
     for (int i = 0; i < t.n_queries; i++) {
         int32_t left = queries[begin + i].n_keys - first;
-        memcpy(t.q + i * head_dim, queries[begin + i].q, (size_t)head_dim * sizeof(float));
         t.n[i] = left < ATTENTION_CHUNK ? left : ATTENTION_CHUNK;
         t.part[i] = parts[begin + i];
     }
@@ -366,6 +369,7 @@ static void attend_tile(const struct query *queries, int n, const struct kv_head
                         const int32_t *block_table, int32_t head_dim, float *scratch)
 {
     float max[QUERIES], sum[QUERIES], *parts[QUERIES];
+    gather_queries(queries, n, head_dim, scratch);
     for (int i = 0; i < QUERIES; i++)
         parts[i] = scratch + QUERIES * (head_dim + ATTENTION_CHUNK) + i * attention_part(head_dim);
     for (int32_t first = 0; first < queries[n - 1].n_keys; first += ATTENTION_CHUNK)
@@ -381,6 +385,14 @@ static void attend(const struct query *queries, int32_t n, const struct kv_head 
     for (int32_t i = 0; i < n; i += QUERIES)
         attend_tile(queries + i, n - i < QUERIES ? n - i : QUERIES, kv, block_table, head_dim,
                     scratch);
+}
+
+static int32_t attend_one_chunk(const struct query *queries, int32_t n, const struct kv_head *kv,
+                                const int32_t *block_table, int32_t head_dim, int32_t first,
+                                float *const parts[], float *scratch)
+{
+    gather_queries(queries, n, head_dim, scratch);
+    return chunk_parts(queries, n, kv, block_table, head_dim, first, parts, scratch);
 }
 
 static void merge_chunks(const float *parts, int32_t n, int32_t head_dim, float *out)
@@ -404,6 +416,6 @@ const struct kernels KERNEL(kernels) = {
     .silu_mul = silu_mul,
     .queries = QUERIES,
     .attend = attend,
-    .attend_chunk = chunk_parts,
+    .attend_chunk = attend_one_chunk,
     .merge_chunks = merge_chunks,
 };

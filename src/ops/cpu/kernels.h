@@ -111,7 +111,8 @@ enum finish {
 struct output {
     enum finish finish;
     float *y;
-    int64_t stride, rows; /* floats from a token to the next; rows of y */
+    uint16_t *y_bf16;     /* rounded to bf16, in place of y; NULL: y. Only with SILU_MUL */
+    int64_t stride, rows; /* elements from a token to the next; rows of y */
     const float *bias;    /* [rows], added first; NULL: none. Not with SILU_MUL */
 };
 

@@ -237,6 +237,10 @@ static void prepare_row(const struct product *p, int64_t i, float *norm, char *f
 static struct inputs inputs_at(const struct product *p, const float *norm, const char *forms)
 {
     const struct matrix *w = p->w;
+    if (p->x_bf16)
+        return (struct inputs){
+            .rows = {[ACTIVATION_BF16] = (const char *)p->x_bf16},
+            .stride = {[ACTIVATION_BF16] = w->columns * (int64_t)sizeof(uint16_t)}};
     return (struct inputs){
         .rows = {[ACTIVATION_F32] = (const char *)(p->norm ? norm : p->x),
                  [ACTIVATION_I8] = forms,
@@ -244,10 +248,13 @@ static struct inputs inputs_at(const struct product *p, const float *norm, const
         .stride = {w->columns * (int64_t)sizeof(float), w->forms_bytes, w->forms_bytes}};
 }
 
-static void prepare_shared_row(const struct rows_work *w, int64_t i)
+static void prepare_shared_row(const struct rows_work *w, int64_t i, int thread)
 {
     const struct matrix *m = w->product->w;
-    prepare_row(w->product, i, w->b->norm + i * m->columns, w->b->forms + i * m->forms_bytes);
+    float *norm = m->wants[ACTIVATION_F32]
+                      ? w->b->norm + i * m->columns
+                      : scratch_of(w->b, thread).norm; /* for the other forms */
+    prepare_row(w->product, i, norm, w->b->forms + i * m->forms_bytes);
 }
 
 /* Tokens that are computed together: their rows stay in a core's cache while RUN panels pass. */
@@ -274,6 +281,7 @@ static struct output output_of(const struct product *p, int64_t first, int64_t r
 {
     return (struct output){.finish = p->finish,
                            .y = p->y + t * p->y_stride + first,
+                           .y_bf16 = p->y_bf16 ? p->y_bf16 + t * p->y_stride + first : NULL,
                            .stride = p->y_stride,
                            .rows = rows,
                            .bias = p->bias ? p->bias->v + first : NULL};
@@ -305,8 +313,12 @@ static void silu_apart(const struct product *p, int64_t panel, int64_t t, int64_
         run_kernel(p, &p->w->segments[i], panel, 1, 0, t, n, in, &alone);
     }
     p->b->kernels->silu_mul(gates, ups, (int32_t)(n * PANEL), gates);
-    for (int64_t i = 0; i < n; i++)
-        memcpy(out->y + i * out->stride, gates + i * PANEL, (size_t)n_rows * sizeof(float));
+    for (int64_t i = 0; i < n; i++) {
+        const float *row = gates + i * PANEL;
+        if (!out->y_bf16) memcpy(out->y + i * out->stride, row, (size_t)n_rows * sizeof(float));
+        for (int64_t r = 0; r < n_rows && out->y_bf16; r++)
+            out->y_bf16[i * out->stride + r] = bf16_from_f32(row[r]);
+    }
 }
 
 /* Panels of gate and those of up beside them, to the activations that they give. */
@@ -338,7 +350,7 @@ static void product_share(void *arg, int thread, int n_threads)
     struct backend *b = p->b;
     struct scratch scratch = scratch_of(b, thread);
     struct inputs in = inputs_at(p, b->norm, b->forms);
-    if (p->n <= ALONE) {
+    if (p->n <= ALONE && !p->x_bf16) {
         for (int64_t i = 0; i < p->n; i++)
             prepare_row(p, i, scratch.norm + i * p->w->columns,
                         scratch.forms + i * p->w->forms_bytes);
@@ -360,7 +372,7 @@ static void product_share(void *arg, int thread, int n_threads)
 
 void cpu_product(const struct product *p)
 {
-    if (p->n > ALONE && (p->norm || p->w->forms_bytes))
+    if (p->n > ALONE && !p->x_bf16 && (p->norm || p->w->forms_bytes))
         cpu_for_rows(
             &(struct rows_work){.b = p->b, .product = p, .n = p->n, .row = prepare_shared_row});
     pool_run(p->b->pool, product_share, (void *)p);

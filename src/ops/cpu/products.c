@@ -42,8 +42,8 @@ INLINE void ask(int tile, const void *weights, int64_t size)
     for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
 }
 
-/* Where several tiles pass over a panel, the one after is asked for at their pace: each asks for its
- * part of it. */
+/* Where several tiles pass over a panel, the one after is asked for at their pace: each asks for
+ * its part of it. */
 struct ahead {
     const uint8_t *at;
     int64_t pace; /* bytes a step */
@@ -65,38 +65,72 @@ INLINE void ask_ahead(struct ahead *a)
 
 /* ---- where sums go --------------------------------------------------------------------------- */
 
-INLINE void end_panel(enum finish finish, const float *sums, const float *up, const float *bias,
-                      float *y)
-{
-    for (int v = 0; v < VECS; v++) {
-        vec sum = v_load(sums + v * LANES);
-        if (finish == SILU_MUL) sum = v_silu_mul(sum, v_load(up + v * LANES));
-        if (bias) sum = sum + v_load(bias + v * LANES);
-        if (finish == ADD) sum = v_load(y + v * LANES) + sum;
-        v_store(y + v * LANES, sum);
-    }
-}
-
-/* As end_panel, of a panel that has fewer rows. */
-static void end_last_panel(enum finish finish, const float *sums, const float *up,
-                           const float *bias, float *y, int64_t rows)
-{
-    float all_bias[PANEL] = {0}, all_y[PANEL] = {0};
-    size_t size = (size_t)rows * sizeof(float);
-    if (bias) memcpy(all_bias, bias, size);
-    memcpy(all_y, y, size);
-    end_panel(finish, sums, up, bias ? all_bias : NULL, all_y);
-    memcpy(y, all_y, size);
-}
-
 /* Asks for what end_tile will write, while the tile is computed. */
 INLINE void begin_tile(const struct output *out, int64_t panel, int n_panels, int64_t token,
                        int tile)
 {
-    int apart = out->finish == SILU_MUL ? 2 : 1;
-    const float *y = out->y + token * out->stride + panel / apart * PANEL;
-    for (int t = 0; t < tile; t++, y += out->stride)
-        for (int p = 0; p < n_panels; p += apart) __builtin_prefetch(y + p * PANEL, 1);
+    int apart = out->finish == SILU_MUL ? 2 : 1; /* panels of 16 rows of y */
+    int64_t at = token * out->stride + panel / apart * PANEL;
+    for (int t = 0; t < tile; t++, at += out->stride)
+        for (int64_t i = at; i < at + n_panels / apart * PANEL; i += PANEL)
+            __builtin_prefetch(out->y_bf16 ? (void *)(out->y_bf16 + i) : (void *)(out->y + i), 1);
+}
+
+/* Where 16 rows of a token go: to y or, rounded, to y_bf16. */
+struct place {
+    float *y;
+    uint16_t *y_bf16;
+};
+
+INLINE void end_panel(enum finish finish, bool in_bf16, const float *sums, const float *up,
+                      const float *bias, struct place to)
+{
+    for (int i = 0; i < PANEL; i += LANES) {
+        vec sum = v_load(sums + i);
+        if (finish == SILU_MUL) sum = v_silu_mul(sum, v_load(up + i));
+        if (bias) sum = sum + v_load(bias + i);
+        if (finish == ADD) sum = v_load(to.y + i) + sum;
+        if (in_bf16)
+            v_store_bf16(to.y_bf16 + i, sum);
+        else
+            v_store(to.y + i, sum);
+    }
+}
+
+/* As end_panel, where there are fewer rows. */
+INLINE void end_last_panel(enum finish finish, bool in_bf16, const float *sums, const float *up,
+                           const float *bias, struct place to, int64_t rows)
+{
+    float all_bias[PANEL] = {0}, all[PANEL] = {0};
+    uint16_t all_bf16[PANEL];
+    size_t n = (size_t)rows;
+    if (bias) memcpy(all_bias, bias, n * sizeof *bias);
+    if (finish == ADD) memcpy(all, to.y, n * sizeof *all);
+    end_panel(finish, in_bf16, sums, up, bias ? all_bias : NULL, (struct place){all, all_bf16});
+    if (in_bf16)
+        memcpy(to.y_bf16, all_bf16, n * sizeof *all_bf16);
+    else
+        memcpy(to.y, all, n * sizeof *all);
+}
+
+INLINE void end_tile_as(enum finish finish, bool in_bf16, const struct output *out, int64_t panel,
+                        int n_panels, int64_t token, int tile, const float *sums)
+{
+    int apart = finish == SILU_MUL ? 2 : 1;
+    for (int p = 0; p < n_panels; p += apart, sums += apart * tile * PANEL) {
+        int64_t row = (panel + p) / apart * PANEL, rows = out->rows - row,
+                at = token * out->stride + row;
+        const float *bias = finish != SILU_MUL && out->bias ? out->bias + row : NULL;
+        for (int t = 0; t < tile; t++, at += out->stride) {
+            const float *sum = sums + t * PANEL, *up = sum + tile * PANEL;
+            struct place to = {.y = in_bf16 ? NULL : out->y + at,
+                               .y_bf16 = in_bf16 ? out->y_bf16 + at : NULL};
+            if (rows >= PANEL)
+                end_panel(finish, in_bf16, sum, up, bias, to);
+            else
+                end_last_panel(finish, in_bf16, sum, up, bias, to, rows);
+        }
+    }
 }
 
 /* The sums of a tile, [n_panels][tile][16], of panels and tokens from these on. Not in line: there
@@ -105,19 +139,14 @@ __attribute__((noinline)) static void end_tile(const struct output *out, int64_t
                                                int n_panels, int64_t token, int tile,
                                                const float *sums)
 {
-    int apart = out->finish == SILU_MUL ? 2 : 1; /* panels of 16 rows of y */
-    for (int p = 0; p < n_panels; p += apart, sums += apart * tile * PANEL) {
-        int64_t row = (panel + p) / apart * PANEL, rows = out->rows - row;
-        const float *bias = out->bias ? out->bias + row : NULL;
-        float *y = out->y + token * out->stride + row;
-        for (int t = 0; t < tile; t++, y += out->stride) {
-            const float *sum = sums + t * PANEL, *up = sum + tile * PANEL;
-            if (rows >= PANEL)
-                end_panel(out->finish, sum, up, bias, y);
-            else
-                end_last_panel(out->finish, sum, up, bias, y, rows);
-        }
-    }
+    if (out->finish == ADD)
+        end_tile_as(ADD, false, out, panel, n_panels, token, tile, sums);
+    else if (out->finish == STORE)
+        end_tile_as(STORE, false, out, panel, n_panels, token, tile, sums);
+    else if (out->y_bf16)
+        end_tile_as(SILU_MUL, true, out, panel, n_panels, token, tile, sums);
+    else
+        end_tile_as(SILU_MUL, false, out, panel, n_panels, token, tile, sums);
 }
 
 /* ---- quantized weights ----------------------------------------------------------------------- */
@@ -580,6 +609,14 @@ void KERNEL(product)(enum pack pack, const void *panels, int64_t n_panels, int64
     }
 }
 
+static void to_bf16(const float *x, int64_t columns, uint16_t *out)
+{
+    int64_t c = 0;
+    for (; c + LANES <= columns; c += LANES) v_store_bf16(out + c, v_load(x + c));
+    for (; c < columns; c++) out[c] = bf16_from_f32(x[c]);
+    if (columns % 2) out[columns] = 0;
+}
+
 /* A group whose largest value is tiny or NaN: zeros, or NaN if any of it is not finite. */
 static void quantize_nothing(const float *x, struct quant_group *out)
 {
@@ -620,17 +657,6 @@ INLINE void quantize_group(const float *x, struct quant_group *out)
     out->minus[0] = -(int32_t)half[0];
     out->minus[1] = -(int32_t)half[1];
     out->minus[2] = -(int32_t)all;
-}
-
-static void to_bf16(const float *x, int64_t columns, uint16_t *out)
-{
-    int64_t c = 0;
-#if defined(__AVX512BF16__)
-    for (; c + LANES <= columns; c += LANES)
-        _mm256_storeu_si256((__m256i *)(out + c), (__m256i)_mm512_cvtneps_pbh(v_load(x + c)));
-#endif
-    for (; c < columns; c++) out[c] = bf16_from_f32(x[c]);
-    if (columns % 2) out[columns] = 0;
 }
 
 void KERNEL(activate)(enum activation form, const float *x, int64_t columns, void *out)

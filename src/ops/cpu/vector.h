@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/dtype.h"
+
 #define INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX2__)
@@ -268,12 +270,11 @@ INLINE float v_largest(vec v)
 }
 INLINE float v_sum(vec v)
 {
-    return vaddvq_f32(v);
+    return vaddv_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v)));
 }
 
 #else /* any machine: the compiler's own vectors of four; a product and a sum where there is no \
          FMA */
-#include "base/dtype.h"
 enum { LANES = 4, REGISTERS = 16 };
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_int __attribute__((vector_size(16)));
@@ -349,11 +350,23 @@ INLINE float v_largest(vec v)
 }
 INLINE float v_sum(vec v)
 {
-    return v[0] + v[1] + (v[2] + v[3]);
+    return v[0] + v[2] + (v[1] + v[3]);
 }
 #endif
 
 enum { VECS = 16 / LANES };
+
+/* Rounded to bf16, to the nearest, ties to even. */
+INLINE void v_store_bf16(uint16_t *p, vec v)
+{
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
+#else
+    float lane[LANES];
+    v_store(lane, v);
+    for (int i = 0; i < LANES; i++) p[i] = bf16_from_f32(lane[i]);
+#endif
+}
 
 /*
  * exp(x): 2^n * e^r with |r| <= ln(2) / 2 and a polynomial of degree 6; relative error below
