@@ -42,27 +42,6 @@ INLINE void ask(int tile, const void *weights, int64_t size)
     for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
 }
 
-/* Where several tiles pass over a panel, the one after is asked for at their pace: each asks for
- * its part of it. */
-struct ahead {
-    const uint8_t *at;
-    int64_t pace; /* bytes a step */
-};
-
-INLINE struct ahead ahead_of(const uint8_t *panel, int64_t bytes_, int64_t steps, int64_t tile,
-                             int64_t n_tiles)
-{
-    if (n_tiles < 2) return (struct ahead){0};
-    int64_t pace = bytes_ / steps / n_tiles;
-    return (struct ahead){panel + tile * pace * steps, pace};
-}
-
-INLINE void ask_ahead(struct ahead *a)
-{
-    __builtin_prefetch(a->at);
-    a->at += a->pace;
-}
-
 /* ---- where sums go --------------------------------------------------------------------------- */
 
 /* Asks for what end_tile will write, while the tile is computed. */
@@ -497,6 +476,19 @@ INLINE void plain(enum pack pack, const uint8_t *panels, int64_t n_panels, int64
 }
 
 #if defined(__AVX512BF16__)
+/* The panel that comes after, which the tiles that pass over this one ask for at their own pace:
+ * each for its part. A tile alone has no time for that. */
+struct ahead {
+    const uint8_t *at;
+    int64_t pace; /* bytes a pair of columns */
+};
+
+INLINE struct ahead ahead_of(const uint8_t *panel, int64_t pairs, int64_t tile, int64_t n_tiles)
+{
+    int64_t pace = n_tiles > 1 ? QUAD / n_tiles : 0;
+    return (struct ahead){panel + tile * pace * pairs, pace};
+}
+
 /* Pairs of columns at a time, both in bf16. */
 INLINE void bf16_tile(int n_panels, int tile, bool fresh, const uint8_t *panels, int64_t stride,
                       int64_t pairs, const char *x, int64_t x_stride, float *sums,
@@ -519,7 +511,10 @@ INLINE void bf16_tile(int n_panels, int tile, bool fresh, const uint8_t *panels,
                 for (int t = 0; t < tile; t++)
                     acc[p][t][0] = BF16_DOT(acc[p][t][0], w, row_of(&rows, t));
             }
-            if (tile == PLAIN) ask_ahead(&ahead);
+            if (tile == PLAIN) {
+                __builtin_prefetch(ahead.at);
+                ahead.at += ahead.pace;
+            }
             next_rows(tile, &rows, 4);
         }
         for (int p = 0; p < n_panels; p++)
@@ -545,8 +540,7 @@ INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int
             for (int p = 0; p < n_panels; p++)
                 bf16_tile(1, PLAIN, fresh, panels + p * stride, stride, pairs, x, x_stride,
                           sums + p * PLAIN * PANEL,
-                          ahead_of(panels + (n_panels + p) * stride, pairs * QUAD, pairs, t / PLAIN,
-                                   n / PLAIN));
+                          ahead_of(panels + (n_panels + p) * stride, pairs, t / PLAIN, n / PLAIN));
         else if (tile == SMALL)
             bf16_tile(n_panels, SMALL, fresh, panels, stride, pairs, x, x_stride, sums, nothing);
         else
