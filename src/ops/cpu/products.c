@@ -346,7 +346,7 @@ INLINE void quantized_panels(enum pack pack, int n_panels, const uint8_t *panels
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
         bool fresh = t == 0; /* not in the cache yet */
         tile = n - t >= WIDE ? WIDE : n - t >= MIDDLE ? MIDDLE : 1;
-        begin_tile(out, panel, n_panels, t, (int)tile);
+        if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == WIDE)
             quantized_tiles(pack, n_panels, WIDE, fresh, panels, stride, columns, x, x_stride,
                             sums);
@@ -450,7 +450,7 @@ INLINE void plain_panels(enum pack pack, int n_panels, const uint8_t *panels, in
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
         bool fresh = t == 0;
         tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
-        begin_tile(out, panel, n_panels, t, (int)tile);
+        if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == PLAIN)
             for (int p = 0; p < n_panels; p += PLAIN_PANELS)
                 plain_tile(pack, n_panels < PLAIN_PANELS ? n_panels : PLAIN_PANELS, PLAIN, fresh,
@@ -535,7 +535,7 @@ INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
         bool fresh = t == 0;
         tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
-        begin_tile(out, panel, n_panels, t, (int)tile);
+        if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == PLAIN)
             for (int p = 0; p < n_panels; p++)
                 bf16_tile(1, PLAIN, fresh, panels + p * stride, stride, pairs, x, x_stride,
