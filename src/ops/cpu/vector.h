@@ -2,8 +2,8 @@
  * vector.h - the few vector operations that the kernels are written in, for the instruction set
  * that the including file is compiled for. A `vec` has LANES floats; + - * / work on it; there is
  * room for REGISTERS of them. Sixteen lanes' worth of rows, VECS vectors, are always handled
- * together, so a row's sum is the same chain whatever the width. v_largest and v_sum go over the
- * lanes in no order that matters: the sum is of whole numbers, or to see whether any is NaN.
+ * together, so a row's sum is the same chain whatever the width. v_sum adds the halves of a vector,
+ * then the halves of that: any width adds 16 lanes in the same order. v_largest's does not matter.
  */
 #ifndef LINNET_OPS_CPU_VECTOR_H
 #define LINNET_OPS_CPU_VECTOR_H
