@@ -91,7 +91,7 @@ struct product {
     struct backend *b;
     const struct matrix *w;
     const float *x;         /* rows of the matrix's columns */
-    const uint16_t *x_bf16; /* in place of x, where w wants nothing else; NULL: x */
+    const uint16_t *x_bf16; /* in place of x: w wants nothing else, columns are even; NULL: x */
     int64_t n;
     const struct vector *norm; /* NULL: none */
     const int32_t *row_of;     /* row i is x's row_of[i]; NULL: row i */

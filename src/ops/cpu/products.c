@@ -101,7 +101,8 @@ INLINE void end_tile_as(enum finish finish, bool in_bf16, const struct output *o
                 at = token * out->stride + row;
         const float *bias = finish != SILU_MUL && out->bias ? out->bias + row : NULL;
         for (int t = 0; t < tile; t++, at += out->stride) {
-            const float *sum = sums + t * PANEL, *up = sum + tile * PANEL;
+            const float *sum = sums + t * PANEL,
+                        *up = finish == SILU_MUL ? sum + tile * PANEL : NULL;
             struct place to = {.y = in_bf16 ? NULL : out->y + at,
                                .y_bf16 = in_bf16 ? out->y_bf16 + at : NULL};
             if (rows >= PANEL)
@@ -477,7 +478,8 @@ INLINE void plain(enum pack pack, const uint8_t *panels, int64_t n_panels, int64
 
 #if defined(__AVX512BF16__)
 /* The panel that comes after, which the tiles that pass over this one ask for at their own pace:
- * each for its part. A tile alone has no time for that. */
+ * each for its part. A tile alone has no time for that: it stays at one line, which costs less than
+ * to look whether it should. */
 struct ahead {
     const uint8_t *at;
     int64_t pace; /* bytes a pair of columns */
