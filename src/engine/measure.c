@@ -304,8 +304,8 @@ linnet_status linnet_ladder(linnet_model *model, const linnet_engine_options *op
 
 struct reading {
     const char *data;
-    int64_t n;           /* cache lines */
-    bool ask;            /* see cpu_read */
+    int64_t n; /* cache lines */
+    enum reader reader;
     uint64_t sums[1024]; /* a thread each, so that nothing is left out as useless */
 };
 
@@ -314,12 +314,12 @@ static void read_share(void *arg, int thread, int n_threads)
     struct reading *r = arg;
     int64_t begin, end;
     pool_share(r->n, READ_UNIT / CACHE_LINE, thread, n_threads, &begin, &end);
-    r->sums[thread] = cpu_read(r->data + begin * CACHE_LINE, (end - begin) * CACHE_LINE, r->ask);
+    r->sums[thread] = cpu_read(r->data + begin * CACHE_LINE, (end - begin) * CACHE_LINE, r->reader);
 }
 
 static double host_bandwidth(int32_t threads)
 {
-    enum { BYTES = 1 << 29, PASSES = 8 };
+    enum { BYTES = 1 << 29, PASSES = 4 * READERS };
     struct pool *pool;
     double best = 0;
     char *data = mem_pages(BYTES, true);
@@ -328,7 +328,7 @@ static double host_bandwidth(int32_t threads)
         memset(data, 1, BYTES); /* real pages: untouched ones are all the same zeros */
         for (int pass = 0; pass < PASSES; pass++) {
             double begin = clock_seconds();
-            r.ask = pass % 2;
+            r.reader = pass % READERS;
             pool_run(pool, read_share, &r);
             double rate = BYTES / (clock_seconds() - begin);
             best = rate > best ? rate : best;

@@ -2,7 +2,6 @@
 #ifndef LINNET_OPS_PEAK_H
 #define LINNET_OPS_PEAK_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 struct pool;
@@ -23,9 +22,12 @@ double cpu_peak(struct pool *pool, enum arithmetic arithmetic);
 
 enum { CACHE_LINE = 64, READ_UNIT = 4 * CACHE_LINE };
 
+/* What is fastest differs: to leave it to the processor which lines it asks for early, to ask for
+ * those some way ahead, or for the next ones, to be read once and not kept. */
+enum reader { READ_PLAIN, READ_AHEAD, READ_NEXT, READERS };
+
 /* Reads whole READ_UNITs in the widest loads that the processor has, and gives their sum, so that
- * no compiler leaves them out. ask: each line is asked for before it is loaded, which is faster
- * where the processor does not do so by itself. */
-uint64_t cpu_read(const void *data, int64_t bytes, bool ask);
+ * no compiler leaves them out. */
+uint64_t cpu_read(const void *data, int64_t bytes, enum reader reader);
 
 #endif

@@ -68,6 +68,15 @@ INLINE vec v_from_dots(dots d)
     return I(cvtepi32_ps)(d);
 }
 
+/* In a register: compilers would load it again for each use of it, and each load of a line that is
+ * still on its way takes a place among those that may wait. */
+#if defined(KEEP) /* the emulator's */
+#elif defined(__AVX512F__)
+#define KEEP(b) __asm__("" : "+v"(b))
+#else
+#define KEEP(b) (void)(b) /* there are too few */
+#endif
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #if defined(DOT) /* the emulator's */
 #elif defined(__AVX512VNNI__)
@@ -155,6 +164,7 @@ INLINE vec BF16_DOT(vec d, bytes w, const char *x)
 #endif
 
 #else /* four lanes: the compiler's own vectors, but for products */
+#define KEEP(b) (void)(b)
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif

@@ -203,22 +203,24 @@ double cpu_peak(struct pool *pool, enum arithmetic arithmetic)
 /* ---- memory -------------------------------------------------------------------------------- */
 
 /* Four vectors of sums, so that neither the loads nor the additions wait for one another. */
-#define READER(name, attribute, width)                                                             \
-    attribute static uint64_t name(const void *data, int64_t bytes, bool ask)                      \
-    {                                                                                              \
-        typedef uint64_t lanes __attribute__((vector_size(width)));                                \
-        enum { AHEAD = 4096, VECTORS = READ_UNIT / (width) };                                      \
-        lanes sum[4] = {{0}};                                                                      \
-        for (const char *p = data, *end = p + bytes; p < end; p += READ_UNIT) {                    \
-            if (ask)                                                                               \
-                for (int i = 0; i < READ_UNIT; i += CACHE_LINE) __builtin_prefetch(p + AHEAD + i); \
-            _Pragma("GCC unroll 16") for (int i = 0; i < VECTORS; i++) sum[i % 4] +=               \
-                ((const lanes *)(const void *)p)[i];                                               \
-        }                                                                                          \
-        sum[0] += sum[1] + sum[2] + sum[3];                                                        \
-        uint64_t total = 0;                                                                        \
-        for (size_t i = 0; i < (width) / sizeof total; i++) total += sum[0][i];                    \
-        return total;                                                                              \
+#define READER(name, attribute, width)                                                  \
+    attribute static uint64_t name(const void *data, int64_t bytes, enum reader reader) \
+    {                                                                                   \
+        typedef uint64_t lanes __attribute__((vector_size(width)));                     \
+        enum { AHEAD = 4096, VECTORS = READ_UNIT / (width) };                           \
+        lanes sum[4] = {{0}};                                                           \
+        for (const char *p = data, *end = p + bytes; p < end; p += READ_UNIT) {         \
+            for (int i = 0; i < READ_UNIT; i += CACHE_LINE) {                           \
+                if (reader == READ_AHEAD) __builtin_prefetch(p + AHEAD + i);            \
+                if (reader == READ_NEXT) __builtin_prefetch(p + CACHE_LINE + i, 0, 0);  \
+            }                                                                           \
+            _Pragma("GCC unroll 16") for (int i = 0; i < VECTORS; i++) sum[i % 4] +=    \
+                ((const lanes *)(const void *)p)[i];                                    \
+        }                                                                               \
+        sum[0] += sum[1] + sum[2] + sum[3];                                             \
+        uint64_t total = 0;                                                             \
+        for (size_t i = 0; i < (width) / sizeof total; i++) total += sum[0][i];         \
+        return total;                                                                   \
     }
 
 READER(read_16, , 16)
@@ -227,11 +229,11 @@ READER(read_32, TARGET("avx2"), 32)
 READER(read_64, TARGET("avx512f"), 64)
 #endif
 
-uint64_t cpu_read(const void *data, int64_t bytes, bool ask)
+uint64_t cpu_read(const void *data, int64_t bytes, enum reader reader)
 {
 #if defined(__x86_64__)
-    if (has_avx512()) return read_64(data, bytes, ask);
-    if (has_avx2()) return read_32(data, bytes, ask);
+    if (has_avx512()) return read_64(data, bytes, reader);
+    if (has_avx2()) return read_32(data, bytes, reader);
 #endif
-    return read_16(data, bytes, ask);
+    return read_16(data, bytes, reader);
 }

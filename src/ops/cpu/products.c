@@ -31,15 +31,28 @@ enum {
 
 static_assert((int)WIDE <= (int)MOST_ROWS && (int)PLAIN <= (int)MOST_ROWS, "a tile has pointers");
 
-/* Bytes by which memory is asked for weights before they are wanted. Where dots of bf16 are fast
- * (AMD's since Zen 4) the processor is as early by itself with what one token reads. */
-enum { AHEAD = 2048, LINE = 64 };
+/* Where the weights are that a tile passes over. */
+enum reading {
+    CACHED,
+    FRESH, /* in memory; other tiles follow */
+    ONCE   /* in memory; one token is all */
+};
 
-INLINE void ask(int tile, const void *weights, int64_t size)
+/* Bytes by which memory is asked for weights before they are wanted. With one token the processor
+ * is as early by itself; asked for a line before, as what is read once, they neither drive the
+ * token's row out of the nearest cache nor go on to the others. */
+enum { AHEAD = 2048, NEXT = 64, LINE = 64 };
+
+INLINE void ask(enum reading reading, const void *weights, int64_t size)
 {
-    if (tile == 1 && BF16_DOTS) return;
+    const char *at = weights;
+    if (reading == CACHED) return;
 #pragma GCC unroll 12
-    for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch((const char *)weights + AHEAD + i);
+    for (int64_t i = 0; i < size; i += LINE)
+        if (reading == ONCE)
+            __builtin_prefetch(at + NEXT + i, 0, 0);
+        else
+            __builtin_prefetch(at + AHEAD + i);
 }
 
 /* ---- where sums go --------------------------------------------------------------------------- */
@@ -211,13 +224,16 @@ INLINE bytes quad_weights(struct form f, const uint8_t *q, int i, int v)
     int j = i % 4;
     if (f.bits == 8) return b_weights(ANY_BYTE, b_load(lane + i * QUAD));
     bytes packed = b_load(lane + j * QUAD);
+    KEEP(packed);
     bytes four = i < 4 ? b_left(packed, 0, 15) : b_right(packed, 4, 15);
     if (f.bits == 5) {
         bytes fifth = b_load(lane + NIBBLES);
+        KEEP(fifth);
         return b_or(four, i <= 4 ? b_left(fifth, 4 - i, 16) : b_right(fifth, i - 4, 16));
     }
     if (f.bits == 6) {
         bytes sixth = b_load(lane + NIBBLES + i / 4 * QUAD);
+        KEEP(sixth);
         return b_or(four, j < 3 ? b_left(sixth, 4 - 2 * j, 48) : b_right(sixth, 2, 48));
     }
     return four;
@@ -245,11 +261,18 @@ INLINE void add_quads(struct form f, int tile, const uint8_t *weights, int a, in
     }
 }
 
+/* Asks for a quarter of a group's weights at a time. */
+INLINE void ask_quarter(struct form f, enum reading reading, const uint8_t *weights, int quarter)
+{
+    int size = f.group_bytes / 4;
+    if (reading == ONCE) ask(ONCE, weights + quarter * size, size - LINE / 2);
+}
+
 enum part { FIRST_16, LAST_16, ALL }; /* of a group's columns, as in `minus` */
 
 /* Adds the products of that part of a group to each token's sums, scaled. */
-INLINE void add_part(struct form f, int tile, enum part part, const struct scales *s,
-                     const struct rows *x, vec acc[][VECS])
+INLINE void add_part(struct form f, int tile, enum reading reading, enum part part,
+                     const struct scales *s, const struct rows *x, vec acc[][VECS])
 {
     int chains = tile == 1 ? DOT_CHAINS : 1;
     dots sums[DOT_CHAINS][WIDE][VECS], first[WIDE];
@@ -263,16 +286,22 @@ INLINE void add_part(struct form f, int tile, enum part part, const struct scale
     }
     if (part != ALL) {
         int i = part == FIRST_16 ? 0 : 4;
+        ask_quarter(f, reading, s->q, i / 2);
         add_quads(f, tile, s->q, i, i + 1, x, sums[0]);
+        ask_quarter(f, reading, s->q, i / 2 + 1);
         add_quads(f, tile, s->q, i + 2, i + 3, x, sums[chains - 1]);
     } else if (f.bits == 5 || LANES == 16) {
-        add_quads(f, tile, s->q, 0, 4, x, sums[0]);
-        add_quads(f, tile, s->q, 1, 5, x, sums[chains - 1]);
-        add_quads(f, tile, s->q, 2, 6, x, sums[0]);
-        add_quads(f, tile, s->q, 3, 7, x, sums[chains - 1]);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            ask_quarter(f, reading, s->q, i);
+            add_quads(f, tile, s->q, i, 4 + i, x, sums[i % chains]);
+        }
     } else { /* unrolled, compilers would spill the sums */
 #pragma GCC unroll 1
-        for (int i = 0; i < 4; i++) add_quads(f, tile, s->q, i, 4 + i, x, sums[0]);
+        for (int i = 0; i < 4; i++) {
+            ask_quarter(f, reading, s->q, i);
+            add_quads(f, tile, s->q, i, 4 + i, x, sums[0]);
+        }
     }
 #pragma GCC unroll 12
     for (int t = 0; t < tile; t++) {
@@ -295,7 +324,7 @@ INLINE void add_min(int tile, const struct scales *s, const struct rows *x, vec 
     }
 }
 
-INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *panel,
+INLINE void quantized_tile(enum pack pack, int tile, enum reading reading, const uint8_t *panel,
                            int64_t columns, const void *x, int64_t x_stride, float *y)
 {
     struct form f = form_of(pack);
@@ -312,12 +341,12 @@ INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *
         for (int64_t g = 0; g < n; g++, panel += f.group_bytes) {
             open_group(f, panel, &s);
             /* wider tiles are bound by arithmetic where registers are few: it costs them some */
-            if (fresh && (tile == 1 || LANES == 16)) ask(tile, s.q, f.group_bytes);
+            if (reading == FRESH && LANES == 16) ask(FRESH, s.q, f.group_bytes);
             if (f.halves) {
-                add_part(f, tile, FIRST_16, &s, &rows, acc);
-                add_part(f, tile, LAST_16, &s, &rows, acc);
+                add_part(f, tile, reading, FIRST_16, &s, &rows, acc);
+                add_part(f, tile, reading, LAST_16, &s, &rows, acc);
             } else {
-                add_part(f, tile, ALL, &s, &rows, acc);
+                add_part(f, tile, reading, ALL, &s, &rows, acc);
             }
             if (f.with_min) add_min(tile, &s, &rows, acc);
             next_rows(tile, &rows, sizeof(struct quant_group));
@@ -330,12 +359,12 @@ INLINE void quantized_tile(enum pack pack, int tile, bool fresh, const uint8_t *
 }
 
 /* A tile of tokens times one panel or two; the rows of tokens stay in the nearest cache. */
-INLINE void quantized_tiles(enum pack pack, int n_panels, int tile, bool fresh,
+INLINE void quantized_tiles(enum pack pack, int n_panels, int tile, enum reading reading,
                             const uint8_t *panels, int64_t stride, int64_t columns, const char *x,
                             int64_t x_stride, float *sums)
 {
     for (int p = 0; p < n_panels; p++)
-        quantized_tile(pack, tile, fresh, panels + p * stride, columns, x, x_stride,
+        quantized_tile(pack, tile, reading, panels + p * stride, columns, x, x_stride,
                        sums + p * tile * PANEL);
 }
 
@@ -345,17 +374,19 @@ INLINE void quantized_panels(enum pack pack, int n_panels, const uint8_t *panels
 {
     float sums[TWO * WIDE * PANEL];
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
-        bool fresh = t == 0; /* not in the cache yet */
+        enum reading reading = t == 0 ? FRESH : CACHED;
         tile = n - t >= WIDE ? WIDE : n - t >= MIDDLE ? MIDDLE : 1;
         if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == WIDE)
-            quantized_tiles(pack, n_panels, WIDE, fresh, panels, stride, columns, x, x_stride,
+            quantized_tiles(pack, n_panels, WIDE, reading, panels, stride, columns, x, x_stride,
                             sums);
         else if (tile == MIDDLE)
-            quantized_tiles(pack, n_panels, MIDDLE, fresh, panels, stride, columns, x, x_stride,
+            quantized_tiles(pack, n_panels, MIDDLE, reading, panels, stride, columns, x, x_stride,
                             sums);
+        else if (n == 1)
+            quantized_tiles(pack, n_panels, 1, ONCE, panels, stride, columns, x, x_stride, sums);
         else
-            quantized_tiles(pack, n_panels, 1, fresh, panels, stride, columns, x, x_stride, sums);
+            quantized_tiles(pack, n_panels, 1, CACHED, panels, stride, columns, x, x_stride, sums);
         end_tile(out, panel, n_panels, t, (int)tile, sums);
     }
 }
@@ -415,9 +446,9 @@ INLINE void plain_column(enum pack pack, int n_panels, int tile, const uint8_t *
 
 /* n_panels * tile * VECS independent chains: enough of them hide the latency of a multiply-add.
  * Weights become fp32 on the way, beside the arithmetic. */
-INLINE void plain_tile(enum pack pack, int n_panels, int tile, bool fresh, const uint8_t *panels,
-                       int64_t stride, int64_t columns, const char *x, int64_t x_stride,
-                       float *sums)
+INLINE void plain_tile(enum pack pack, int n_panels, int tile, enum reading reading,
+                       const uint8_t *panels, int64_t stride, int64_t columns, const char *x,
+                       int64_t x_stride, float *sums)
 {
     const int PAIR_BYTES = pack == PACK_F32 ? 2 * QUAD : QUAD;
     for (int64_t first = 0, end; first < columns; first = end) {
@@ -429,9 +460,8 @@ INLINE void plain_tile(enum pack pack, int n_panels, int tile, bool fresh, const
                 for (int v = 0; v < VECS; v++) acc[p][t][v] = v_set(0);
         int64_t pair = first / 2;
         for (; pair < end / 2; pair++) {
-            if (fresh)
-                for (int p = 0; p < n_panels; p++)
-                    ask(tile, panels + p * stride + pair * PAIR_BYTES, PAIR_BYTES);
+            for (int p = 0; p < n_panels; p++)
+                ask(reading, panels + p * stride + pair * PAIR_BYTES, PAIR_BYTES);
             plain_column(pack, n_panels, tile, panels, stride, pair, 0, x, x_stride, acc);
             plain_column(pack, n_panels, tile, panels, stride, pair, 1, x, x_stride, acc);
         }
@@ -449,18 +479,20 @@ INLINE void plain_panels(enum pack pack, int n_panels, const uint8_t *panels, in
 {
     float sums[TWO * PLAIN * PANEL];
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
-        bool fresh = t == 0;
+        enum reading reading = t == 0 ? FRESH : CACHED;
         tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
         if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == PLAIN)
             for (int p = 0; p < n_panels; p += PLAIN_PANELS)
-                plain_tile(pack, n_panels < PLAIN_PANELS ? n_panels : PLAIN_PANELS, PLAIN, fresh,
+                plain_tile(pack, n_panels < PLAIN_PANELS ? n_panels : PLAIN_PANELS, PLAIN, reading,
                            panels + p * stride, stride, columns, x, x_stride,
                            sums + p * PLAIN * PANEL);
         else if (tile == SMALL)
-            plain_tile(pack, n_panels, SMALL, fresh, panels, stride, columns, x, x_stride, sums);
+            plain_tile(pack, n_panels, SMALL, reading, panels, stride, columns, x, x_stride, sums);
+        else if (n == 1)
+            plain_tile(pack, n_panels, 1, ONCE, panels, stride, columns, x, x_stride, sums);
         else
-            plain_tile(pack, n_panels, 1, fresh, panels, stride, columns, x, x_stride, sums);
+            plain_tile(pack, n_panels, 1, CACHED, panels, stride, columns, x, x_stride, sums);
         end_tile(out, panel, n_panels, t, (int)tile, sums);
     }
 }
@@ -492,8 +524,8 @@ INLINE struct ahead ahead_of(const uint8_t *panel, int64_t pairs, int64_t tile, 
 }
 
 /* Pairs of columns at a time, both in bf16. */
-INLINE void bf16_tile(int n_panels, int tile, bool fresh, const uint8_t *panels, int64_t stride,
-                      int64_t pairs, const char *x, int64_t x_stride, float *sums,
+INLINE void bf16_tile(int n_panels, int tile, enum reading reading, const uint8_t *panels,
+                      int64_t stride, int64_t pairs, const char *x, int64_t x_stride, float *sums,
                       struct ahead ahead)
 {
     enum { PAIRS = SEGMENT / 2 };
@@ -508,7 +540,7 @@ INLINE void bf16_tile(int n_panels, int tile, bool fresh, const uint8_t *panels,
             for (int p = 0; p < n_panels; p++) {
                 const uint8_t *at = panels + p * stride + c * QUAD;
                 bytes w = b_load(at);
-                if (fresh) ask(tile, at, QUAD);
+                ask(reading, at, QUAD);
 #pragma GCC unroll 12
                 for (int t = 0; t < tile; t++)
                     acc[p][t][0] = BF16_DOT(acc[p][t][0], w, row_of(&rows, t));
@@ -535,20 +567,20 @@ INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int
     const struct ahead nothing = {0};
     float sums[TWO * PLAIN * PANEL];
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
-        bool fresh = t == 0;
+        enum reading reading = t == 0 ? FRESH : CACHED;
         tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
         if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == PLAIN)
             for (int p = 0; p < n_panels; p++)
-                bf16_tile(1, PLAIN, fresh, panels + p * stride, stride, pairs, x, x_stride,
+                bf16_tile(1, PLAIN, reading, panels + p * stride, stride, pairs, x, x_stride,
                           sums + p * PLAIN * PANEL,
                           ahead_of(panels + (n_panels + p) * stride, pairs, t / PLAIN, n / PLAIN));
         else if (tile == SMALL)
-            bf16_tile(n_panels, SMALL, fresh, panels, stride, pairs, x, x_stride, sums, nothing);
+            bf16_tile(n_panels, SMALL, reading, panels, stride, pairs, x, x_stride, sums, nothing);
         else
             for (int p = 0; p < n_panels; p++)
-                bf16_tile(1, 1, fresh, panels + p * stride, stride, pairs, x, x_stride,
-                          sums + p * PANEL, nothing);
+                bf16_tile(1, 1, n == 1 ? ONCE : CACHED, panels + p * stride, stride, pairs, x,
+                          x_stride, sums + p * PANEL, nothing);
         end_tile(out, panel, n_panels, t, (int)tile, sums);
     }
 }

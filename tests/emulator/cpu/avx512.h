@@ -24,6 +24,8 @@
     _mm512_dpbf16_ps(acc, (__m512bh)(w), (__m512bh)b_quad((const int8_t *)(x)))
 #endif
 
+#define KEEP(b) (void)(b)
+
 #undef _mm512_madd_epi16 /* SIMDe 0.7.4's alias has two parameters too many */
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 
