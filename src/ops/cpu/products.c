@@ -18,6 +18,7 @@ enum {
            : LANES == 8 || REGISTERS == 32 ? 4
                                            : 2, /* with quantized weights */
     MIDDLE = LANES == 16 ? 4 : WIDE / 2,
+    FEW = LANES == 16 ? 2 : 1,
     PLAIN = LANES == 16       ? 12
             : REGISTERS == 32 ? 6
             : LANES == 8      ? 5
@@ -34,14 +35,15 @@ static_assert((int)WIDE <= (int)MOST_ROWS && (int)PLAIN <= (int)MOST_ROWS, "a ti
 /* Where the weights are that a tile passes over. */
 enum reading {
     CACHED,
-    FRESH, /* in memory; other tiles follow */
-    ONCE   /* in memory; one token is all */
+    FRESH, /* in memory; arithmetic takes its time, or other tiles follow */
+    ONCE   /* in memory, and memory alone is waited for */
 };
 
-/* Bytes by which memory is asked for weights before they are wanted. With one token the processor
- * is as early by itself; asked for a line before, as what is read once, they neither drive the
- * token's row out of the nearest cache nor go on to the others. */
-enum { AHEAD = 2048, NEXT = 64, LINE = 64 };
+/* Bytes by which memory is asked for weights before they are wanted: AHEAD for the second cache,
+ * early enough for any tile. Where they are read ONCE the processor is as early by itself; asked
+ * for a line before, as what is not to be kept, they neither drive the tokens' rows out of the
+ * nearest cache nor go on to the others. */
+enum { AHEAD = 8192, NEXT = 64, LINE = 64, NEAREST = 32 << 10 };
 
 INLINE void ask(enum reading reading, const void *weights, int64_t size)
 {
@@ -52,7 +54,13 @@ INLINE void ask(enum reading reading, const void *weights, int64_t size)
         if (reading == ONCE)
             __builtin_prefetch(at + NEXT + i, 0, 0);
         else
-            __builtin_prefetch(at + AHEAD + i);
+            __builtin_prefetch(at + AHEAD + i, 0, 2);
+}
+
+/* Tokens of the next tile, of those left. */
+INLINE int64_t next_tile(int64_t left, int64_t most, int64_t some, int64_t few)
+{
+    return left >= most ? most : left >= some ? some : left >= few ? few : 1;
 }
 
 /* ---- where sums go --------------------------------------------------------------------------- */
@@ -340,8 +348,7 @@ INLINE void quantized_tile(enum pack pack, int tile, enum reading reading, const
         panel += f.head_bytes;
         for (int64_t g = 0; g < n; g++, panel += f.group_bytes) {
             open_group(f, panel, &s);
-            /* wider tiles are bound by arithmetic where registers are few: it costs them some */
-            if (reading == FRESH && LANES == 16) ask(FRESH, s.q, f.group_bytes);
+            if (reading == FRESH) ask(FRESH, s.q, f.group_bytes);
             if (f.halves) {
                 add_part(f, tile, reading, FIRST_16, &s, &rows, acc);
                 add_part(f, tile, reading, LAST_16, &s, &rows, acc);
@@ -373,9 +380,10 @@ INLINE void quantized_panels(enum pack pack, int n_panels, const uint8_t *panels
                              int64_t panel, const struct output *out)
 {
     float sums[TWO * WIDE * PANEL];
+    bool once = n == 1 || (n == FEW && FEW * x_stride <= NEAREST / 2);
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
         enum reading reading = t == 0 ? FRESH : CACHED;
-        tile = n - t >= WIDE ? WIDE : n - t >= MIDDLE ? MIDDLE : 1;
+        tile = next_tile(n - t, WIDE, MIDDLE, FEW);
         if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == WIDE)
             quantized_tiles(pack, n_panels, WIDE, reading, panels, stride, columns, x, x_stride,
@@ -383,7 +391,12 @@ INLINE void quantized_panels(enum pack pack, int n_panels, const uint8_t *panels
         else if (tile == MIDDLE)
             quantized_tiles(pack, n_panels, MIDDLE, reading, panels, stride, columns, x, x_stride,
                             sums);
-        else if (n == 1)
+        else if (tile == FEW && FEW > 1 && once)
+            quantized_tiles(pack, n_panels, FEW, ONCE, panels, stride, columns, x, x_stride, sums);
+        else if (tile == FEW && FEW > 1)
+            quantized_tiles(pack, n_panels, FEW, reading, panels, stride, columns, x, x_stride,
+                            sums);
+        else if (once)
             quantized_tiles(pack, n_panels, 1, ONCE, panels, stride, columns, x, x_stride, sums);
         else
             quantized_tiles(pack, n_panels, 1, CACHED, panels, stride, columns, x, x_stride, sums);
@@ -480,7 +493,7 @@ INLINE void plain_panels(enum pack pack, int n_panels, const uint8_t *panels, in
     float sums[TWO * PLAIN * PANEL];
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
         enum reading reading = t == 0 ? FRESH : CACHED;
-        tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
+        tile = next_tile(n - t, PLAIN, SMALL, 1);
         if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == PLAIN)
             for (int p = 0; p < n_panels; p += PLAIN_PANELS)
@@ -558,8 +571,8 @@ INLINE void bf16_tile(int n_panels, int tile, enum reading reading, const uint8_
     }
 }
 
-/* As plain_panels, but twelve tokens hide a dot product's latency by themselves, and one waits for
- * memory, which gives a single stream sooner. */
+/* As plain_panels, but twelve tokens hide a dot product's latency by themselves, and one or two
+ * wait for memory, which gives a single stream sooner. */
 INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int64_t pairs,
                         const char *x, int64_t x_stride, int64_t n, int64_t panel,
                         const struct output *out)
@@ -567,8 +580,8 @@ INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int
     const struct ahead nothing = {0};
     float sums[TWO * PLAIN * PANEL];
     for (int64_t t = 0, tile; t < n; t += tile, x += tile * x_stride) {
-        enum reading reading = t == 0 ? FRESH : CACHED;
-        tile = n - t >= PLAIN ? PLAIN : n - t >= SMALL ? SMALL : 1;
+        enum reading reading = t == 0 ? FRESH : CACHED, alone = n <= SMALL ? ONCE : reading;
+        tile = next_tile(n - t, PLAIN, SMALL, FEW);
         if (tile > 1) begin_tile(out, panel, n_panels, t, (int)tile);
         if (tile == PLAIN)
             for (int p = 0; p < n_panels; p++)
@@ -576,11 +589,15 @@ INLINE void bf16_panels(int n_panels, const uint8_t *panels, int64_t stride, int
                           sums + p * PLAIN * PANEL,
                           ahead_of(panels + (n_panels + p) * stride, pairs, t / PLAIN, n / PLAIN));
         else if (tile == SMALL)
-            bf16_tile(n_panels, SMALL, reading, panels, stride, pairs, x, x_stride, sums, nothing);
+            bf16_tile(n_panels, SMALL, alone, panels, stride, pairs, x, x_stride, sums, nothing);
+        else if (tile == FEW)
+            for (int p = 0; p < n_panels; p++)
+                bf16_tile(1, FEW, alone, panels + p * stride, stride, pairs, x, x_stride,
+                          sums + p * FEW * PANEL, nothing);
         else
             for (int p = 0; p < n_panels; p++)
-                bf16_tile(1, 1, n == 1 ? ONCE : CACHED, panels + p * stride, stride, pairs, x,
-                          x_stride, sums + p * PANEL, nothing);
+                bf16_tile(1, 1, alone, panels + p * stride, stride, pairs, x, x_stride,
+                          sums + p * PANEL, nothing);
         end_tile(out, panel, n_panels, t, (int)tile, sums);
     }
 }
