@@ -43,7 +43,8 @@ enum reading {
  * early enough for any tile. Where they are read ONCE the processor is as early by itself; asked
  * for a line before, as what is not to be kept, they neither drive the tokens' rows out of the
  * nearest cache nor go on to the others. */
-enum { AHEAD = 8192, NEXT = 64, LINE = 64, NEAREST = 32 << 10 };
+enum { AHEAD = 8192, NEXT = 64, LINE = 64 };
+enum { NEAREST = 32 << 10 }; /* bytes of the nearest cache, at least */
 
 INLINE void ask(enum reading reading, const void *weights, int64_t size)
 {
